@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
     from jaxrl_fast.settings.machine import setup
     from jaxrl_fast.settings.schema import Checkpoints
+    from jaxrl_fast.training.callbacks import EndedEpisodes, Evaluation
     from jaxrl_fast.training.checkpoints import CheckpointError
     from jaxrl_fast.training.episodes import evaluate_policy
     from jaxrl_fast.training.recorder import NonFiniteError
@@ -57,6 +58,7 @@ _PUBLIC = {
     "policy.policies": "Policy load_policy save_policy",
     "settings.machine": "setup",
     "settings.schema": "Checkpoints",
+    "training.callbacks": "EndedEpisodes Evaluation",
     "training.checkpoints": "CheckpointError",
     "training.episodes": "evaluate_policy",
     "training.recorder": "NonFiniteError",

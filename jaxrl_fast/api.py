@@ -31,6 +31,9 @@ from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, argument_ranges
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     Calls,
+    OnCheckpoint,
+    OnEpisodeEnd,
+    OnEval,
     OnLastPolicy,
     OnMetrics,
     OnNewPolicy,
@@ -39,6 +42,7 @@ from jaxrl_fast.training.callbacks import (
     Tell,
     stopping_at_ctrl_c,
     to_stderr,
+    with_callbacks,
 )
 from jaxrl_fast.training.episodes import Evaluate
 from jaxrl_fast.training.job import Job, JobOptions, make_job
@@ -118,6 +122,10 @@ def learn(
     on_new_policy: OnNewPolicy = lambda: None,
     on_last_policy: OnLastPolicy | None = None,
     on_metrics: OnMetrics | None = None,
+    on_eval: OnEval | None = None,
+    on_checkpoint: OnCheckpoint | None = None,
+    on_episode_end: OnEpisodeEnd | None = None,
+    stop_return: float | None = None,
     run_dir: str | Path | None = None,
     log: Log = "tensorboard",
     checkpoints: Checkpoints = Checkpoints(),
@@ -133,7 +141,11 @@ def learn(
     """Train several seeds at once, each for a number of environment steps.
 
     In a program that has called `jax.distributed.initialize`, every process calls this function with equal arguments
-    and a placement with devices of all processes. Process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
+    and a placement with devices of all processes. Process 0 evaluates, writes, and calls ``on_metrics``, ``on_eval``,
+    ``on_checkpoint``, ``on_episode_end`` and ``tell``.
+
+    Compiled programs are only stored on disk if `setup` was called first: ``jaxrl_fast.setup(cache=True)``. A second
+    process then starts without compilation.
 
     Args:
         env: Vectorized environment.
@@ -149,7 +161,8 @@ def learn(
         devices: Number of JAX's devices to use, None for all.
         eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no evaluation.
         eval_episodes: Episodes per evaluation and seed.
-        eval_beside: Evaluate in a thread during training, not between chunks. None: unless ``between_chunks`` is given.
+        eval_beside: Evaluate in a thread during training, not between chunks. None: unless ``between_chunks`` or
+            ``stop_return`` is given.
         eval_device: Where that thread evaluates if training uses an accelerator: on the CPU or the same device.
         eval_share: Let the host environments of training play the evaluations between chunks, and make no others; their
             running episodes are truncated. For simulators of which there is only one.
@@ -158,6 +171,11 @@ def learn(
         on_new_policy: Called when the newest evaluated policy was written.
         on_last_policy: Called with the last policy in a thread during the last evaluations, unless the run is stopped.
         on_metrics: Called with each row of ``history``.
+        on_eval: Called with each evaluation: returns ``[S, episodes]`` and policies.
+        on_checkpoint: Called with the path of each complete checkpoint, in a thread during training.
+        on_episode_end: Called after each chunk in which training episodes ended, with their mean return and length.
+        stop_return: Stop when the mean greedy return of an evaluation, over all seeds, is at least as high. The run is
+            then complete, and ``summary["stopped_by"]`` is "stop.return".
         run_dir: Folder for files, None to write nothing.
         log: Logger of scalars in ``run_dir``, in addition to the tables.
         checkpoints: When to save the whole state in ``run_dir``.
@@ -180,15 +198,17 @@ def learn(
     """
     require_devices()
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
-    beside = between_chunks is None and not eval_share if eval_beside is None else eval_beside
+    beside = between_chunks is None and stop_return is None and not eval_share if eval_beside is None else eval_beside
     evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device, share=eval_share, sample=eval_sample)
     asked = total_steps, seed, num_seeds, graph, placement, devices, evaluated, checkpoints, resume, debug
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes
     job = make_job(env, algorithm, JobOptions(*asked), settings, keep)
-    watch = on_metrics if on_metrics is not None else live_plot()
-    change = between_chunks or (lambda state, scores: None)
-    calls = Calls(watch, should_stop, change, on_new_policy, on_last_policy, evaluator, tell)
+    watch = live_plot() if on_metrics is None else on_metrics
+    calls = Calls(watch, should_stop, between_chunks, on_new_policy, evaluator, tell)
+    more = on_eval, on_checkpoint, on_episode_end, on_last_policy, stop_return
+    if any(one is not None for one in more):
+        calls = with_callbacks(calls, job, run_dir, *more)
     return Result(*(run_job(job, calls) if run_dir is None else run_in_folder(job, calls, Path(run_dir), log)))
 
 

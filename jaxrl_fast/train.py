@@ -35,7 +35,7 @@ from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
-from jaxrl_fast.training.callbacks import Calls, StopSignal, Tell
+from jaxrl_fast.training.callbacks import Calls, StopSignal, Tell, describe_reached, reached, with_callbacks
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
 from jaxrl_fast.training.job import make_job
@@ -111,7 +111,8 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
 
             early = visualizer is None and hosts.is_alone()  # a visualizer reads what the last evaluation writes
             calls = Calls(progress, stop, evaluate=evaluator, tell=progress.tell, listeners=make_listeners())
-            calls = calls._replace(on_last_policy=draw if early else None)
+            shown = draw if early else None
+            calls = with_callbacks(calls, job, folder, on_last_policy=shown, stop_return=run.stop.return_)
             calls = calls if visualizer is None else calls._replace(on_new_policy=visualizer)
             _, policy, _, summary = run_job(job, calls, folder, run.log)
         stopped_by = hosts.highest(stop.number or 0) or None
@@ -200,11 +201,14 @@ def is_complete(run: Run) -> bool:
         run: Settings of the run.
 
     Returns:
-        True if all steps are trained and evaluated.
+        True if all steps are trained and evaluated, or ``stop.return`` is reached.
     """
     if run.resume is None:
         return False
     progress = read_description(Path(run.resume)).progress
+    if run.stop.return_ is not None and reached(run.stop.return_, progress["scores"]):
+        print(describe_reached(run.stop.return_, Path(run.resume), progress))
+        return True
     done = progress["env_steps"] >= run.total_steps and not progress.get("snapshots")
     if done:
         print(f"{run.resume}: all {run.total_steps:,} steps are trained; write a larger total_steps=... to continue")

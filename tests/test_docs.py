@@ -61,6 +61,16 @@ def test_the_python_of_a_page_runs(name: str, tmp_path: Path, request, monkeypat
     docs_run.run_page(blocks, folder)
 
 
+def test_the_search_with_optuna_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`test_the_python_of_a_page_runs` leaves a block without its package out."""
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    page = PAGES["docs/callbacks.md"]
+    blocks = [block for block in python_blocks(page) if "import optuna" in block.code]
+    assert len(blocks) == 1 and not docs_run.lacks_a_package(blocks[0])
+    docs_run.run_page([blocks[0]._replace(first="import jaxrl_fast as jf")], tmp_path)
+
+
 def new_lines() -> list[str]:
     """Command lines that must be run and that the record of `docs/site/docs_run.py` lacks."""
     lines = {line for path in PAGES.values() for line in command_lines(path)}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,12 @@ SHORTER = (
     (r"logspace\((.*?), \d+\)", r"logspace(\1, 2)"),
     (r"split\((.*?), \d+\)", r"split(\1, 2)"),
     (r"ticks=\d+", "ticks=2"),
+    (r"n_trials=\d+", "n_trials=2"),
     (r"jf\.sac\(\)", "jf.sac(policy_hidden=(8,), critic_hidden=(8,))"),
 )
 """Replacements that make a Python block short."""
+OPTIONAL = ("optuna",)
+"""Packages that a block may import and that are not installed by `make setup`. Without them, the block is left out."""
 TRAINED = [
     *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
     *("checkpoint.every=16", "algo.warmup_steps=16", "eval.beside=false"),
@@ -60,12 +64,19 @@ def shortened(code: str) -> str:
     return code
 
 
+def lacks_a_package(block: Block) -> bool:
+    """Return whether a block imports one of `OPTIONAL` that is not installed."""
+    return any(re.search(rf"^import {name}\b", block.code, re.M) and not find_spec(name) for name in OPTIONAL)
+
+
 def run_page(blocks: list[Block], folder: Path) -> None:
     """Run the blocks of a page in one namespace, in ``folder``, which contains their input files."""
     names: dict[str, Any] = {"__name__": "docs"}
     sys.path.insert(0, str(folder))
     try:
         for number, block in enumerate(blocks):
+            if lacks_a_package(block):
+                continue
             named = re.match(r"# (\w+\.py)\n", block.code)
             if named:
                 (folder / named[1]).write_text(block.code)

@@ -26,6 +26,7 @@ SECTIONS = {
     "": "General",
     "eval.": "Evaluations",
     "checkpoint.": "Checkpoints",
+    "stop.": "Early stop",
     "env.": "Environments",
     "pool.": "Host environments",
     "distributed.": "Several processes",

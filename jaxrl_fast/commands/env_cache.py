@@ -313,7 +313,7 @@ def _of(function: Any, state: PyTree) -> Any:
 
 WITHOUT_EFFECT = ("seed", "name", "log", "tuned")
 """Settings that programs do not depend on. A seed is an argument."""
-SECTIONS_WITHOUT = ("eval.", "checkpoint.")
+SECTIONS_WITHOUT = ("eval.", "checkpoint.", "stop.")
 
 
 class ProgramFiles(NamedTuple):

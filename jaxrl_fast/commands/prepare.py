@@ -28,7 +28,7 @@ from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
 from jaxrl_fast.settings.schema import PoolSchema, command_line
 from jaxrl_fast.training import run_folder
-from jaxrl_fast.training.callbacks import to_stderr
+from jaxrl_fast.training.callbacks import STOP_RETURN, to_stderr
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps, newest_good
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.progress import clock, share, si
@@ -348,7 +348,7 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
 
 
 def add_to_summary(
-    run: Run, result: dict[str, Any], folder: Path, before_s: float, wall_s: float, stopped_by: int | None
+    run: Run, result: dict[str, Any], folder: Path, before_s: float, wall_s: float, signalled: int | None
 ) -> dict[str, Any]:
     """Complete ``summary.json`` with settings, times and the signal that ended the run.
 
@@ -358,7 +358,7 @@ def add_to_summary(
         folder: Folder of the run.
         before_s: Seconds before training.
         wall_s: Seconds until now.
-        stopped_by: Number of the signal, or None.
+        signalled: Number of the signal, or None.
 
     Returns:
         The summary.
@@ -375,7 +375,7 @@ def add_to_summary(
         **result,
         "time_to_first_step_s": result["time_to_first_step_s"] + before_s,
         "wall_s": wall_s,
-        "stopped_by": signal.Signals(stopped_by).name if stopped_by is not None else None,
+        **({"stopped_by": signal.Signals(signalled).name} if signalled is not None else {}),
     }
     write_summary(folder, summary)
     return summary
@@ -405,7 +405,8 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
         pictures: Names of pictures in the folder.
         draws: Whether to print the command that draws episodes.
     """
-    steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
+    steps, cut = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates", summary["stopped_by"]
+    steps += f", stopped by {STOP_RETURN}" if cut == STOP_RETURN else ""
     interval = summary.get("eval_return_ci95")
     spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"
     value = "" if interval else f" ± {summary['eval_return_std'] or 0.0:.1f}"
@@ -416,7 +417,7 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
         mean, episodes = summary["eval_return_mean"], f"{summary['eval_episodes']} episodes"
         if "eval_success_rate" in summary:
             episodes = f"{episodes}, {share(summary['eval_success_rate'])} succeeded"
-        last = "last measured " if summary["stopped_by"] else ""
+        last = "last measured " if cut and cut != STOP_RETURN else ""
         print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes}) after {steps}")
     if summary.get("truncated_episodes"):
         print(f"{summary['truncated_episodes']:,} running episodes were truncated for evaluations (eval.share)")
@@ -439,8 +440,9 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
     files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(file for file in files if (folder / file).exists())}")
     own = named_again({"algo": {**run.algo_options, **algo_words(run)}})
-    if summary["stopped_by"]:
-        print(f"resume:   {command_line([f'resume={folder}', *own])}")
+    if cut:
+        further = [f"{STOP_RETURN}=null"] if cut == STOP_RETURN else []
+        print(f"resume:   {command_line([f'resume={folder}', *own, *further])}")
     print(f"repeat:   {command_line([f'config={folder}/config.yaml'])}")
     print(f"evaluate: {command_line([str(folder), *own, 'episodes=100'], 'evaluate')}")
     if draws:

@@ -28,6 +28,7 @@ from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value, read_word, run_keys, written
 from jaxrl_fast.settings.signatures import OTHERS, REQUIRED, algo_keys, option_keys
+from jaxrl_fast.training.callbacks import check_stop
 from jaxrl_fast.training.job import JobOptions
 
 FIRST = ("overlap", "learners", "average")
@@ -46,6 +47,7 @@ class Run(schema.RunSchema):
         placement: Name of the placement.
         eval: Options of evaluation.
         checkpoint: Options of checkpoints.
+        stop: When the run ends before ``total_steps``.
         pool: Options of the pool of worker processes.
         tuned_file: File of tuned settings that was applied, relative to the config folder, or None.
         requeued: Whether the folder may contain an earlier start of the same run.
@@ -63,6 +65,7 @@ class Run(schema.RunSchema):
     eval: schema.EvalOptions
     checkpoint: schema.Checkpoints
     pool: dict[str, Any]
+    stop: schema.StopOptions
     tuned_file: str | None = None
     requeued: bool = False
     processes: Processes | None = None
@@ -248,6 +251,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
         "algo": {**algo_words(run), **{key: plain(value) for key, value in run.algo_options.items()}},
         "eval": dataclasses.asdict(run.eval),
         "checkpoint": dataclasses.asdict(run.checkpoint),
+        **({"stop": {"return": run.stop.return_}} if run.stop.return_ is not None else {}),
         **({"pool": run.pool} if may_be_host(run.env) else {}),
         "tuned": run.tuned_file is not None,
         **alone,
@@ -314,8 +318,9 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     if algo in FEWER and not any("num_envs" in layer.values for layer in (tuned_values, file, given)):
         values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
         sources["num_envs"] += "" if auto_width else f", {FOLLOWS_STEPS}"
-    if values["eval.share"] and "eval.beside" not in sources:
-        values["eval.beside"], sources["eval.beside"] = False, "follows eval.share"
+    between = [name for name in ("eval.share", "stop.return") if values[name] is not None and values[name] is not False]
+    if between and "eval.beside" not in (given.values if between[-1] in given.values else sources):
+        values["eval.beside"], sources["eval.beside"] = False, f"follows {between[-1]}"
     _check_env(env, values)
     _check_pool(env, given)
     if "/" in (values["name"] or ""):
@@ -323,6 +328,7 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None
     chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
     run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
+    check_stop(run.stop.return_, run.eval)
     needed = [f"algo.{name}" for name, value in run.algo_options.items() if value == REQUIRED and complete]
     if needed:
         raise ConfigError(f"algo.make={algo} needs {needed[0]}: write a value, as in {needed[0]}=...")
@@ -530,6 +536,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         placement=placement,
         eval=schema.EvalOptions(**section("eval.") | {"every": tenth if every is None else every}),
         checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
+        stop=schema.StopOptions(values["stop.return"]),
         pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(*pool_sizes)},
         processes=named,
     )

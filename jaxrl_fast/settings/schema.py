@@ -120,6 +120,17 @@ class EvalOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class StopOptions:
+    """When a run ends before ``total_steps``, ``stop.*``. A field whose name Python reserves has a ``_`` at its end.
+
+    Attributes:
+        return_: Mean greedy return of an evaluation, over all seeds, at which the run ends; None for never.
+    """
+
+    return_: float | None = setting(None, "greedy return at which to stop", resume="free", stored="changed", aside=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class Checkpoints:
     """Checkpoints of a run, ``checkpoint.*``.
 
@@ -227,7 +238,7 @@ class RunSchema:
 
 
 SECTIONS = {"": RunSchema, "eval.": EvalOptions, "checkpoint.": Checkpoints, "distributed.": DistributedSchema}
-SECTIONS |= {"env.": EnvSchema, "algo.": AlgoSchema, "pool.": PoolSchema}
+SECTIONS |= {"env.": EnvSchema, "algo.": AlgoSchema, "pool.": PoolSchema, "stop.": StopOptions}
 
 
 @cache
@@ -269,8 +280,8 @@ def argument_ranges() -> dict[str, Number]:
     Returns:
         Ranges by argument.
     """
-    keys = {name.replace("eval.", "eval_"): key for name, key in run_keys().items()}
-    return {name: key.range() for name, key in keys.items() if key.range().kind == "whole"}
+    keys = {re.sub(r"^(eval|stop)\.", r"\1_", name): key for name, key in run_keys().items()}
+    return {name: key.range() for name, key in keys.items() if key.range().kind == "whole" or name == "stop_return"}
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -387,7 +398,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
     hints, fields = get_type_hints(schema), dataclasses.fields(schema)
-    return {prefix + f.name: Key(**{"type": hints[f.name], "default": f.default, **f.metadata}) for f in fields}
+    keys = ((f.name, Key(**{"type": hints[f.name], "default": f.default, **f.metadata})) for f in fields)
+    return {prefix + name.removesuffix("_"): key for name, key in keys}
 
 
 def _convert(value: Any, wanted: Any) -> Any:

@@ -31,7 +31,7 @@ from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.hosts import to_host
 from jaxrl_fast.settings.schema import Checkpoints
 from jaxrl_fast.system import replacing
-from jaxrl_fast.training.callbacks import Row, Tell
+from jaxrl_fast.training.callbacks import CallbackError, Calls, Row, Tell
 
 FORMAT_VERSION = 2
 PARTS = ("state", "replay")
@@ -384,9 +384,8 @@ def _load_arrays(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, 
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     with _checkpointer() as orbax:
         names = [name for name in described if name not in empty]
-        restored = orbax.restore(
-            path.absolute(), args=ocp.args.PyTreeRestore(restore_args=dict.fromkeys(names, as_numpy))
-        )
+        asked = ocp.args.PyTreeRestore(restore_args=dict.fromkeys(names, as_numpy))
+        restored = orbax.restore(path.absolute(), args=asked)
     return empty | {name: restored[name] for name in names}
 
 
@@ -442,7 +441,7 @@ FOLDER = "checkpoints"
 class Checkpointer:
     """Writes the checkpoints of one run in a thread, one at a time.
 
-    A write that fails does not end training: ``tell`` gets a line.
+    A write that fails does not end training: ``calls.tell`` gets a line.
 
     Attributes:
         refills: Names of the fragments with a replay buffer.
@@ -451,9 +450,9 @@ class Checkpointer:
     """
 
     def __init__(
-        self, folder: Path, plan: Checkpoints, settings: Mapping[str, Any], refills: Sequence[str], tell: Tell
+        self, folder: Path, plan: Checkpoints, settings: Mapping[str, Any], refills: Sequence[str], calls: Calls
     ) -> None:
-        self.folder, self.plan, self.settings, self.tell = folder, plan, dict(settings), tell
+        self.folder, self.plan, self.settings, self.calls = folder, plan, dict(settings), calls
         self.refills = list(refills)
         self.newest: Path | None = None
         self.unscored: set[int] = set()
@@ -475,9 +474,7 @@ class Checkpointer:
         if any(waiting["env_steps"] == steps for waiting in progress.get("snapshots", [])):
             self.unscored.add(steps)
         left_out = not self.plan.replay and sizes(state, self.refills)[1] > 0
-        content = dict(
-            settings=self.settings, progress=dict(progress), score=score, refills=self.refills, left_out=left_out
-        )
+        content = dict(settings=self.settings, progress=progress, score=score, refills=self.refills, left_out=left_out)
         self._pending = self._worker.submit(self._write, steps, arrays, content)
 
     def add_score(self, steps: int, score: float, progress: Mapping[str, Any]) -> None:
@@ -487,20 +484,22 @@ class Checkpointer:
             self._pending = self._worker.submit(self._score, steps, score, dict(progress))
 
     def wait(self) -> None:
-        """Wait until the running write has ended."""
+        """Wait until the running write has ended. An error of ``calls.on_checkpoint`` is raised."""
         if self._pending is None:
             return
         error, self._pending = self._pending.exception(), None
+        if isinstance(error, CallbackError):
+            raise error.cause
         if error is not None:
             last = f"the last good checkpoint is {self.newest}" if self.newest else "there is no checkpoint yet"
-            self.tell(f"a checkpoint could not be written to {self.folder} ({one_line(error)}): {last}")
+            self.calls.tell(f"a checkpoint could not be written to {self.folder} ({one_line(error)}): {last}")
 
     def __enter__(self) -> "Checkpointer":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.wait()
         self._worker.shutdown()
+        self.wait()
 
     def _score(self, steps: int, score: float, progress: dict[str, Any]) -> None:
         self.unscored.discard(steps)
@@ -511,6 +510,7 @@ class Checkpointer:
     def _write(self, steps: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> None:
         self.newest = write(self.folder, steps, arrays, content)
         prune(self.folder, self.plan.keep, self.unscored)
+        self.calls.on_checkpoint(self.newest)
 
 
 def prune(folder: Path, keep: int, unscored: Collection[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The evaluations of a run, one at a time and in order, during training or between its chunks; and its last policy."""
+"""The evaluations of a run, one at a time and in order, during training or between its chunks."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import no_totals
-from jaxrl_fast.policy.policies import Policy, PolicyParams, by_name, from_names, load_policy
+from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names, load_policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.training import resuming
-from jaxrl_fast.training.callbacks import Calls, OnLastPolicy, Row, ShouldStop
+from jaxrl_fast.training.callbacks import Calls, Row
 from jaxrl_fast.training.checkpoints import BESIDE, Checkpointer, one_line
 from jaxrl_fast.training.episodes import PeriodicEvaluation, Snapshot, with_untold, without_untold
 from jaxrl_fast.training.job import Job
@@ -134,7 +134,7 @@ class Evaluations:
             self.take_up([Snapshot(waiting["env_steps"], waiting["wall_s"], from_names(template, leaves))])
         if progress.get("evaluation_due"):  # from a version that evaluated between chunks only
             self.add(state)
-        if self.job.options.eval.share:
+        if not self.beside:
             self.finish()
 
     def close(self) -> None:
@@ -212,32 +212,4 @@ class Evaluations:
             self.folder.keep_policy(policy, newest=newest, best=best)
             if newest:
                 self.calls.on_new_policy()
-
-
-LAST_POLICY_POLL_S = 0.1
-"""Interval in seconds at which a wait for the callback checks whether the run should stop."""
-
-
-class LastPolicy:
-    """Calls ``on_last_policy`` at most once, in a thread of process 0, unless the run should stop."""
-
-    def __init__(self, on_last_policy: OnLastPolicy, should_stop: ShouldStop) -> None:
-        self.on_last_policy, self.should_stop = on_last_policy, should_stop
-        self._shown: Future[None] | None = None
-
-    def show(self, policy: Policy) -> None:
-        """Start the callback, unless it was started before."""
-        if self._shown is not None or not hosts.is_first() or self.should_stop():
-            return
-        worker = ThreadPoolExecutor(1, thread_name_prefix="last policy")
-        self._shown = worker.submit(self.on_last_policy, policy)
-        worker.shutdown(wait=False)
-
-    def wait(self) -> None:
-        """Wait until the callback has ended and raise its error, unless the run should stop."""
-        if self._shown is None:
-            return
-        while not self._shown.done() and not self.should_stop():
-            wait([self._shown], timeout=LAST_POLICY_POLL_S)
-        if self._shown.done():
-            self._shown.result()
+        self.calls.on_evaluation(self, snapshot, totals)

@@ -25,9 +25,7 @@ PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
 """A line of a traceback as written by `checkify`: file, line and function."""
 
 
-def explain_nonfinite(
-    error: NonFiniteError, job: Job, run: RunChunk, saver: Checkpointer | None, origin: Path | None
-) -> NonFiniteError:
+def explain_nonfinite(error: NonFiniteError, job: Job, run: RunChunk, saver: Checkpointer | None) -> NonFiniteError:
     """Add the last good checkpoint and, with ``debug``, the failing operation to an error.
 
     Args:
@@ -35,7 +33,6 @@ def explain_nonfinite(
         job: Job of the run.
         run: Compiled chunk.
         saver: Writer of checkpoints, or None.
-        origin: Checkpoint from which the run was resumed, or None.
 
     Returns:
         The extended error.
@@ -45,6 +42,7 @@ def explain_nonfinite(
     newest = saver.newest if saver is not None else None
     text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
     if job.options.debug:
+        origin = job.resumed.description.path if job.resumed else None
         state = _one_seed(_state_before(error.tick, job, run, newest or origin), error.seed, job.num_seeds)
         text = f"{text}; {find_operation(job.graph, state, error.tick, error.fragment)}"
     return NonFiniteError(text, error.fragment, error.tick, error.seed)

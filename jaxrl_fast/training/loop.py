@@ -22,10 +22,10 @@ from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY
 from jaxrl_fast.training import checkpoints, find_nan, resuming
-from jaxrl_fast.training.callbacks import Calls, Row, Tell
+from jaxrl_fast.training.callbacks import Calls, Row
 from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
 from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation, tell_limit
-from jaxrl_fast.training.evaluations import Evaluations, LastPolicy
+from jaxrl_fast.training.evaluations import Evaluations
 from jaxrl_fast.training.job import Job, Plan
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
 from jaxrl_fast.training.run_folder import RunFolder, write_summary
@@ -55,7 +55,7 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
         folder, saver = None, None
         if run_dir is not None:
             stack.callback(calls.listeners.on_end, Path(run_dir), calls.tell)
-            folder, saver = stack.enter_context(open_folder(job, Path(run_dir), log, calls.tell))
+            folder, saver = stack.enter_context(open_folder(job, Path(run_dir), log, calls))
             calls = calls if folder is None else calls._replace(tell=folder.tell)
         recorder = Recorder(job, calls, folder)
         evaluations = stack.enter_context(closing(make_evaluations(job, recorder, saver, calls)))
@@ -98,21 +98,22 @@ def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
     tell, resumed = calls.tell, job.resumed
     recorder, folder, saver = evaluations.recorder, evaluations.folder, evaluations.saver
     state, run = start(job, recorder)
-    if resumed is not None or saver is not None:
-        describe_start(state, job, saver, tell)
     if folder is not None:
         calls.listeners.on_start(folder, job, state, run)
     call = print_events_after(run, job.env, tell) if isinstance(job.env, HostEnv) else run
     if resumed is not None:
+        for line in describe_resumed(job, resumed):
+            tell(line)
         evaluations.go_on_from(state, resumed.progress, resumed.arrays)
+    if saver is not None:
+        tell(describe_checkpoints(state, saver, job.plan))
     try:
         with reraise_callback_error(job.failures) if isinstance(job.env, HostEnv) else nullcontext():
             state = drive(call, state, evaluations, job, calls)
             policy = conclude(state, evaluations, job, calls)
     except NonFiniteError as error:
-        origin = resumed.description.path if resumed else None
-        raise find_nan.explain_nonfinite(error, job, run, saver, origin) from None
-    summary = recorder.summary()
+        raise find_nan.explain_nonfinite(error, job, run, saver) from None
+    summary = recorder.summary() | {"stopped_by": calls.ended_by(recorder.scores) or None}
     if folder is not None:
         write_summary(folder.path, summary)
     return programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary
@@ -150,10 +151,10 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
 
 
 def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> TrainState:
-    """Run all chunks and save the last state. A true ``calls.should_stop`` of any process stops early.
+    """Run all chunks, up to the end by ``calls.ended_by``, and save the last state.
 
-    The last state of a complete run is always evaluated, unless the run has no evaluations. A stopped run ends when it
-    is saved.
+    A true ``calls.should_stop`` of any process stops early. The last state of a complete run is evaluated, unless
+    the run has no evaluations. A stopped run ends when it is saved.
 
     Args:
         run: Compiled chunk.
@@ -167,17 +168,9 @@ def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, j
     """
     plan, rates_at = job.plan, make_rates(job)
     recorder, saver = evaluations.recorder, evaluations.saver
-
-    def save() -> None:
-        now = recorder.env_steps()
-        if saver is not None:
-            progress = {**recorder.progress(), **evaluations.progress()}
-            score = recorder.score() if recorder.eval_steps == now else None
-            saver.save(now, state, progress, score, evaluations.arrays())
-
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
-        if hosts.any_process(calls.should_stop()):
+        if hosts.any_process(calls.should_stop() or calls.ended_by(recorder.scores) != ""):
             break
         state, metrics = run(state)
         recorder.add_chunk(hosts.to_host(metrics), rates_at(state))
@@ -185,22 +178,36 @@ def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, j
         last = chunk == plan.num_chunks
         if plan.chunks_per_eval and (last or chunk % plan.chunks_per_eval == 0):
             state = evaluations.add(state)
-        changed = calls.between_chunks(state, recorder.scores)
+        changed = calls.between_chunks and calls.between_chunks(state, recorder.scores)
         if changed is not None:
             state = job.program.place(hosts.copy(changed))
-        if last or chunk % plan.chunks_per_checkpoint == 0:
-            save()
+        if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
+            save(state, evaluations, saver)
             saved = chunk
-    if recorder.ticks // plan.ticks_per_chunk > saved:
-        save()
+    if saver is not None and recorder.ticks // plan.ticks_per_chunk > saved:
+        save(state, evaluations, saver)
     return state
+
+
+def save(state: TrainState, evaluations: Evaluations, saver: Checkpointer) -> None:
+    """Save a state with the progress of its run.
+
+    Args:
+        state: State.
+        evaluations: Evaluations of the run.
+        saver: Writer of checkpoints.
+    """
+    recorder, now = evaluations.recorder, evaluations.recorder.env_steps()
+    progress = {**recorder.progress(), **evaluations.progress()}
+    score = recorder.score() if recorder.eval_steps == now else None
+    saver.save(now, state, progress, score, evaluations.arrays())
 
 
 def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> Policy:
     """Select and write the last policy, and finish the evaluations.
 
-    While evaluations run, ``calls.on_last_policy`` gets the policy: at once with one seed, else when the best seed is
-    determined. The best policy is evaluated again from other initial states.
+    While evaluations run, ``calls.last`` gets the policy: at once with one seed, else when the best seed is determined.
+    The best policy is evaluated again from other initial states.
 
     Args:
         state: Last state.
@@ -211,27 +218,24 @@ def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls
     Returns:
         The last policy, with several seeds the one with the best last evaluation.
     """
-    last = None if calls.on_last_policy is None else LastPolicy(calls.on_last_policy, calls.should_stop)
     policy_of, recorder, folder = evaluations.evaluation.policy_of, evaluations.recorder, evaluations.folder
     params = evaluations.evaluation.copy_params(state)
     policy = policy_of(params, 0)
-    whole = recorder.ticks // job.plan.ticks_per_chunk == job.plan.num_chunks
-    if last and whole and job.num_seeds == 1:
-        last.show(policy)
+    whole = recorder.ticks // job.plan.ticks_per_chunk == job.plan.num_chunks or calls.ended_by(recorder.scores) != ""
+    if whole and job.num_seeds == 1:
+        calls.last.show(policy, calls.should_stop)
     evaluations.finish()
     if job.num_seeds > 1 and recorder.scores.size:
         policy = policy_of(params, int(np.argmax(recorder.scores)))
     if whole:
         evaluations.start_scoring_best()
     if folder is not None:
-        folder.finish(policy)
+        folder.finish(policy, whole)
         calls.listeners.on_finish(folder, policy)
-    if last and whole:
-        last.show(policy)
     if whole:
+        calls.last.show(policy, calls.should_stop)
         evaluations.finish_scoring_best()
-    if last:
-        last.wait()
+    calls.last.wait(calls.should_stop)
     return policy
 
 
@@ -255,22 +259,6 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
 
 FACTS = ("env", "env.id", "env.make", "algo", "total_steps", "num_seeds")
 """Settings that ``run.json`` repeats, in addition to ``eval.every``."""
-
-
-def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell: Tell) -> None:
-    """Report where a resumed run starts and which settings changed, and what checkpoints will contain.
-
-    Args:
-        state: First state.
-        job: Job.
-        saver: Writer of checkpoints, or None.
-        tell: Shows messages to the user.
-    """
-    if job.resumed is not None:
-        for line in describe_resumed(job, job.resumed):
-            tell(line)
-    if saver is not None:
-        tell(describe_checkpoints(state, saver, job.plan))
 
 
 def describe_resumed(job: Job, resumed: resuming.Resumed) -> list[str]:
@@ -314,7 +302,7 @@ def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> 
 
 
 @contextmanager
-def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
+def open_folder(job: Job, path: Path, log: Log, calls: Calls) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
     """Open the run's files and the writer of its checkpoints, and close them at exit.
 
     Only process 0 writes files. A run that resumes in the same folder removes rows and checkpoints after its
@@ -324,7 +312,7 @@ def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[Ru
         job: Job.
         path: Folder of the run.
         log: Logger of scalars.
-        tell: Shows messages to the user.
+        calls: Callbacks.
 
     Returns:
         Context manager of the folder (None in processes other than 0) and the writer (None without checkpoints).
@@ -343,11 +331,11 @@ def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[Ru
         if hosts.is_first():
             again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
             facts = {n: settings[n] for n in FACTS if n in settings} | {"eval.every": job.options.eval.every}
-            told: dict[str, Any] = dict(tell=tell, facts=facts, log=log, settings=settings)
+            told: dict[str, Any] = dict(tell=calls.tell, facts=facts, log=log, settings=settings)
             folder = stack.enter_context(RunFolder(path, resume_at=resume_at, evaluated_again=again, **told))
-            tell = folder.tell
+            calls = calls._replace(tell=folder.tell)
             checkpoints.remove_stale(path / FOLDER, after=resume_at)
-        saver = Checkpointer(path / FOLDER, asked, settings, refills, tell) if asked.keep else None
+        saver = Checkpointer(path / FOLDER, asked, settings, refills, calls) if asked.keep else None
         if saver is not None and own and resumed:
             saver.newest = resumed.description.path
         yield folder, saver and stack.enter_context(saver)

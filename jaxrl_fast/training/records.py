@@ -74,12 +74,11 @@ class RunStatus:
 
         return note
 
-    def end(self, error: BaseException | None) -> None:
-        """Store how the run ended: with an ``error``, early, or complete."""
+    def end(self, error: BaseException | None, complete: bool = False) -> None:
+        """Store how the run ended: with an ``error``, early, or ``complete``."""
         if error is not None:
             self.set(state="failed", error=" ".join(str(error).split()) or type(error).__name__)
             return
-        complete = self.facts.get("env_steps", 0) >= self.facts.get("total_steps", 0)
         self.set(state="done" if complete else "stopped")
 
 

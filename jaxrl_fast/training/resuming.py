@@ -100,7 +100,7 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
             raise CheckpointError(
                 f"{key} was {before.get(key)} in {description.path} and is {now.get(key)}: a resumed run needs the "
                 "settings it was started with; only hyper-parameters, placement, devices, total_steps, eval.*, "
-                "checkpoint.*, nan and debug may change"
+                "checkpoint.*, stop.*, nan and debug may change"
             )
     changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in differing]
     if description.versions != checkpoints.versions():

@@ -250,6 +250,7 @@ class RunFolder:
     Attributes:
         path: Folder of the run.
         broken: Whether a file could not be written.
+        complete: Whether the run has reached its end.
         status: ``run.json`` of the run.
         tell: Shows messages to the user, and stores them in ``run.json``.
 
@@ -269,7 +270,7 @@ class RunFolder:
         log: Log = "tensorboard",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.broken = path, False
+        self.path, self.broken, self.complete = path, False, False
         try:
             path.mkdir(parents=True, exist_ok=True)
             written = set() if resume_at is None else written_rows(path)
@@ -316,7 +317,7 @@ class RunFolder:
         for file in (self._metrics, self._of_seeds, self._evals):
             self._try(file.close)
         self._try(lambda: self._logger.close(error is not None))
-        self.status.end(error)
+        self.status.end(error, self.complete)
 
     def keep_policy(self, policy: Policy, *, newest: bool, best: bool) -> None:
         """Write an evaluated policy as the ``newest``, as the ``best``, or both."""
@@ -329,12 +330,13 @@ class RunFolder:
 
         self._try(write)
 
-    def finish(self, policy: Policy) -> None:
-        """Write the last policy.
+    def finish(self, policy: Policy, complete: bool) -> None:
+        """Write the last policy of a run that is ``complete`` or was stopped.
 
         Raises:
             OSError: The folder is no longer writable.
         """
+        self.complete = complete
         self.path.mkdir(parents=True, exist_ok=True)
         save_policy(policy, self.path / "policy")
 

@@ -14,7 +14,7 @@ from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, RunView, Scores
 
 RESAMPLES = 2000
 SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}
-SAME_SECTIONS = ("checkpoint.", "eval.", "env.")
+SAME_SECTIONS = ("checkpoint.", "eval.", "stop.", "env.")
 """Settings that may differ between runs of one line, and those shown elsewhere in the figure."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's colors, which are distinguishable for color-blind people."""
