@@ -392,8 +392,12 @@ def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> 
     return folders, found
 
 
+RUN_KEYS = "algo.", "env.", "algo=", "env="
+"""Beginnings of a run's settings that the commands for one run take."""
+
+
 def read_words(
-    words: Sequence[str], command: str, keys: Mapping[str, Key], settings: tuple[str, ...] = ("algo.", "env.")
+    words: Sequence[str], command: str, keys: Mapping[str, Key], settings: tuple[str, ...] = RUN_KEYS
 ) -> tuple[Path, dict[str, Any]]:
     """Parse the words of a command that takes one run's folder.
 
@@ -422,7 +426,8 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
     Args:
         folder: Folder of the run.
         policy: Subfolder of the policy.
-        settings: Words of settings that replace the run's, such as ``algo.make=my_package.make``.
+        settings: Words of settings that replace the run's, such as ``algo.make=my_package.make``; of a run of
+            `jaxrl_fast.learn`, which has no ``config.yaml``, its environment.
 
     Returns:
         The settings and the policy.
@@ -433,10 +438,18 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
     """
     require_devices()
     config_file = folder / "config.yaml"
-    if not config_file.exists():
+    given = dict(map(read_word, settings))
+    if config_file.exists():
+        require_named_again(folder, read_file(config_file).values, given)
+        run = compose([f"config='{config_file}'", *settings])
+    elif not (folder / policy / "policy.json").exists():
         raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
-    require_named_again(folder, read_file(config_file).values, dict(map(read_word, settings)))
-    run = compose([f"config='{config_file}'", *settings])
+    elif "env" not in given:
+        raise ConfigError(
+            f"{folder} has no config.yaml, as runs of jf.learn: add its environment, such as env=cartpole"
+        )
+    else:
+        run = compose(settings)
     own = run.algo not in ALGORITHMS or "." in run.algo_options.get("network", "")
     return run, load_policy(folder / policy, algorithm=make_algorithm(run) if own else None)
 
