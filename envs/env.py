@@ -8,6 +8,7 @@ Every `VecEnv` guarantees, and tests check, that
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from jaxrl_fast.core import (
     EnvSpec,
     EpisodeTotals,
+    Metrics,
     PyTree,
     Timestep,
     over_two_axes,
@@ -24,6 +26,7 @@ from jaxrl_fast.core import (
     reward_shape,
     select,
 )
+from jaxrl_fast.envs.episode_metrics import add_metrics, check_names, metric_sums, no_metrics, values_of
 
 FRESH_INTERVAL = 8
 """Largest number of steps that share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
@@ -172,6 +175,39 @@ class VecState(NamedTuple):
     episode: EpisodeTotals
 
 
+def sum_episodes(done: jax.Array, episode: EpisodeTotals) -> Metrics:
+    """Sum over the episodes that ended in a rollout.
+
+    Args:
+        done: Whether an episode ended, bool ``[T, E]``.
+        episode: Totals of the episodes so far, ``[T, E]``.
+
+    Returns:
+        Number of episodes, and sums of their returns and lengths.
+    """
+    done &= episode.length > 0  # excludes steps that a lost worker did not make
+    return {
+        "episodes": jnp.sum(done, dtype=jnp.int32),
+        "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),
+        "episode_length_sum": jnp.sum(jnp.where(done, episode.length, 0)),
+    }
+
+
+def sum_metrics(spec: EnvSpec, done: jax.Array, episode: EpisodeTotals) -> Metrics:
+    """Sum over the episodes that ended in a rollout, as `sum_episodes`, and also their metrics.
+
+    Args:
+        spec: Environment with metrics.
+        done: Whether an episode ended, bool ``[T, E]``.
+        episode: Totals of the episodes so far, ``[T, E]``.
+
+    Returns:
+        The sums, and `metric_sums`.
+    """
+    counted, values = done & (episode.length > 0), values_of(spec.metrics, episode.metrics, jnp)
+    return sum_episodes(done, episode) | metric_sums(spec.metrics, counted, values, (0, 1), jnp)
+
+
 class VecEnv(NamedTuple):
     """A vectorized environment with time limit, auto-reset and episode totals. All its functions are pure.
 
@@ -186,6 +222,8 @@ class VecEnv(NamedTuple):
             environment and resets those whose episode ended. ``bank`` is the result of ``draw_fresh``, ``t`` the step's
             index in it.
         env: The single environment that is copied, or None.
+        sums: ``(done [T, E], totals [T, E]) -> metrics``, sums over the episodes that ended in a rollout, outside of
+            its scan, because a sum over ``E`` is an all-reduce.
     """
 
     spec: EnvSpec
@@ -194,6 +232,7 @@ class VecEnv(NamedTuple):
     draw_fresh: Callable[[jax.Array, int], PyTree]
     step: Callable[[VecState, jax.Array, jax.Array, PyTree, jax.Array | int], tuple[VecState, Timestep]]
     env: Env | None = None
+    sums: Callable[[jax.Array, EpisodeTotals], Metrics] = sum_episodes
 
 
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:
@@ -207,7 +246,8 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         The vectorized environment.
 
     Raises:
-        ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole number.
+        ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole number. ``step`` also
+            raises it for metrics that the spec does not declare.
     """
     require_32_bits()
     if num_envs < 1:
@@ -216,6 +256,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     for what, steps in (("max_episode_steps", limit), ("shortest_episode", env.shortest_episode)):
         if not (is_count(steps) or (steps is None and what == "max_episode_steps")):
             raise ValueError(f"{env.spec.name}: {what}={steps!r}: {A_COUNT}")
+    add_step, sums = _counting(env.spec) if env.spec.metrics or reward_shape(env.spec) else (_with_step, sum_episodes)
     fresh_interval = max(1, min(FRESH_INTERVAL, env.shortest_episode, limit or FRESH_INTERVAL))
 
     def reset_one(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -235,7 +276,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     ) -> tuple[VecState, Timestep]:
         env_state, timestep = jax.vmap(env.step)(state.env_state, action, jax.random.split(key, num_envs))
         reward = timestep.reward.astype(jnp.float32)
-        episode = _with_step(state.episode, reward)
+        episode = add_step(state.episode, reward, timestep.metrics)
         terminated, truncated = timestep.terminated.astype(bool), timestep.truncated.astype(bool)
         if limit is not None:
             truncated |= episode.length >= limit
@@ -247,7 +288,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         running, totals = select(done, no_totals(env.spec, num_envs), episode), episode._replace(success=success)
         return VecState(env_state, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, totals)
 
-    return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env)
+    return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env, sums)
 
 
 A_COUNT = "write a whole number of at least 1 that 32 bits hold (2,147,483,647)"
@@ -274,16 +315,31 @@ def no_totals(spec: EnvSpec, num_envs: int) -> EpisodeTotals:
         num_envs: Number of environments, ``E``.
 
     Returns:
-        Zeros ``[E]``, and ``[E, A]`` for agents with separate rewards.
+        Zeros ``[E]``, ``[E, A]`` for agents with separate rewards, and ``[E, K]`` for metrics.
     """
     own = reward_shape(spec)
     agents = jnp.zeros((num_envs, *own), jnp.float32) if own else ()
-    return EpisodeTotals(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32), agents=agents)
+    metrics = no_metrics(spec.metrics, num_envs, jnp) if spec.metrics else ()
+    return EpisodeTotals(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32), (), agents, metrics)
 
 
-def _with_step(before: EpisodeTotals, reward: jax.Array) -> EpisodeTotals:
-    """Add a step with ``reward`` ``[E]``, or ``[E, A]`` for agents with separate rewards, to the totals."""
-    if isinstance(before.agents, tuple):
-        return EpisodeTotals(before.returns + reward, before.length + 1)
-    team = jnp.sum(reward, axis=1)
-    return EpisodeTotals(before.returns + team, before.length + 1, agents=before.agents + reward)
+def _with_step(before: EpisodeTotals, reward: jax.Array, metrics: Any) -> EpisodeTotals:
+    """Add a step of an environment with one reward and no metrics to the totals ``[E]``."""
+    return EpisodeTotals(before.returns + reward, before.length + 1)
+
+
+def _counting(spec: EnvSpec) -> tuple[Callable[..., EpisodeTotals], Callable[..., Metrics]]:
+    """Return the functions that add a step, and sum ended episodes, of several agents or with metrics."""
+    return partial(_with_all, spec), partial(sum_metrics, spec) if spec.metrics else sum_episodes
+
+
+def _with_all(spec: EnvSpec, before: EpisodeTotals, reward: jax.Array, metrics: Any) -> EpisodeTotals:
+    """Add a step with ``reward`` ``[E]``, or ``[E, A]`` for agents with separate rewards, and metrics ``[E]``."""
+    several = reward_shape(spec)
+    returns = before.returns + (jnp.sum(reward, axis=1) if several else reward)
+    agents = before.agents + reward if several else ()
+    if not spec.metrics:
+        return EpisodeTotals(returns, before.length + 1, (), agents)
+    check_names(spec.metrics, jax.tree.map(lambda x: x[0], metrics), spec.name)
+    values = jnp.stack([jnp.asarray(metrics[name], jnp.float32) for name in spec.metrics], axis=-1)
+    return EpisodeTotals(returns, before.length + 1, (), agents, add_metrics(spec.metrics, before.metrics, values, jnp))

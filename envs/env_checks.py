@@ -27,6 +27,7 @@ from jaxrl_fast.core import (
 )
 from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.env import Draw, Env, VecEnv, is_count, vectorize
+from jaxrl_fast.envs.episode_metrics import check_names
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.playing import NUM_ENVS, Player, Trace, compiled_player, equal, host_player, play_episodes
 from jaxrl_fast.numerics.normalization import is_mask
@@ -82,7 +83,8 @@ def check_shapes(env: Env, name: str) -> None:
         name: Name in error messages.
 
     Raises:
-        ValueError: ``sample_params``, ``reset``, ``step`` or ``success`` fails or contradicts the spec.
+        ValueError: ``sample_params``, ``reset``, ``step`` or ``success`` fails or contradicts the spec, which also
+            declares the metrics.
     """
     _check_observations(name, env.spec)
     action, key = _an_action(name, env.spec), jax.random.key(0)
@@ -101,6 +103,7 @@ def check_shapes(env: Env, name: str) -> None:
     for field, kind in (("terminated", "bool"), ("truncated", "bool")):
         _require_numbers(name, f"step gives {field}", getattr(timestep, field), kind)
     _require_numbers(name, "step gives reward", timestep.reward, "real number", reward_shape(env.spec))
+    check_names(env.spec.metrics, timestep.metrics, name)
     if env.success is not None:
         _require_numbers(name, "success gives", _shapes(name, "success", env.success, after), "bool")
 

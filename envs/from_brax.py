@@ -4,7 +4,7 @@ import inspect
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import Delegating, around, changed, layers_of, like, relaxed, settled
 from jaxrl_fast.envs.env import A_COUNT, Bodies, Env, Geom, Scene, Triangles, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.episode_metrics import WrongMetrics, chosen
 
 KINDS = ("plane", "heightfield", "sphere", "capsule", "ellipsoid", "cylinder", "box", "mesh")
 """MuJoCo's kinds of geoms in the order of its mjtGeom."""
@@ -118,13 +119,21 @@ def _constructors() -> dict[str, Any]:
     return dict(brax_envs._envs)
 
 
-def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_STEPS, **options: Any) -> Env:
+def make(
+    id: str,
+    *,
+    backend: str = "spring",
+    episode_length: int = MAX_EPISODE_STEPS,
+    metrics: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Env:
     """Make a registered brax environment.
 
     Args:
         id: brax id.
         backend: One of `BACKENDS`.
         episode_length: Time limit in steps.
+        metrics: As in `adapt`.
         **options: Arguments of the environment's constructor.
 
     Returns:
@@ -146,8 +155,11 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
     try:
         with quiet():
             physics = brax_envs.get_environment(id, backend=backend, **options)
-        env = adapt(physics, name=id, max_episode_steps=episode_length, title=f"{id}, {backend}")
+        title = f"{id}, {backend}"
+        env = adapt(physics, name=id, max_episode_steps=episode_length, title=title, metrics=metrics)
         env = env._replace(shortest_episode=SHORTEST_EPISODE.get(id, 1))
+    except WrongMetrics:
+        raise
     except Exception as error:  # any error that an option causes inside brax
         message = " ".join(str(error).split())
         hint = f"write some of {', '.join(known)}" if known else "leave them out"
@@ -157,7 +169,14 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
     return env
 
 
-def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, title: str = "") -> Env:
+def adapt(
+    env: Any,
+    *,
+    name: str,
+    max_episode_steps: int | None = MAX_EPISODE_STEPS,
+    title: str = "",
+    metrics: Mapping[str, str] | None = None,
+) -> Env:
     """Convert an object with brax's interface to an `Env`.
 
     Args:
@@ -166,9 +185,14 @@ def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_ST
         name: Name in the spec.
         max_episode_steps: Time limit in steps, or None.
         title: Title of pictures, or "" for ``name``.
+        metrics: Kinds of the numbers in ``state.metrics`` to report, by name, as in `EnvSpec`; None for the means of
+            all.
 
     Returns:
         The environment.
+
+    Raises:
+        WrongMetrics: A metric is unknown.
     """
     reset_one, step_one = relaxed(env.reset), relaxed(env.step)
 
@@ -180,12 +204,22 @@ def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_ST
         following = like(step_one(_copied_containers(state), action), state)
         done = jnp.asarray(following.done).astype(bool)
         truncated = done & jnp.asarray((getattr(following, "info", None) or {}).get("truncation", False), bool)
-        return following, Timestep(following.obs, following.obs, following.reward, done & ~truncated, truncated)
+        ends, values = (done & ~truncated, truncated), {metric: following.metrics[metric] for metric in kinds}
+        return following, Timestep(following.obs, following.obs, following.reward, *ends, metrics=values)
 
     state, obs = jax.eval_shape(lambda key: reset(key, ()), jax.random.key(0))
+    kinds = chosen(_kinds_of(state), metrics, name)
     bound = np.ones(env.action_size, np.float32)
-    spec = EnvSpec(name, obs, Box(-bound, bound), max_episode_steps)
+    spec = EnvSpec(name, obs, Box(-bound, bound), max_episode_steps, metrics=kinds)
     return Env(spec, reset, step, bodies=_bodies_of(env, title or name, state))
+
+
+def _kinds_of(state: PyTree) -> dict[str, str]:
+    """Declare the numbers in ``state.metrics`` as means over the steps of an episode."""
+    found = getattr(state, "metrics", None)
+    named = found.items() if isinstance(found, dict) else ()
+    numbers = {name: value.dtype.kind in "fiub" for name, value in named if getattr(value, "shape", None) == ()}
+    return {name: "mean" for name, is_real in numbers.items() if is_real and isinstance(name, str)}
 
 
 def _copied_containers(state: PyTree) -> PyTree:

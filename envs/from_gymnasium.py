@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl_fast.envs.env_checks import check_spaces
+from jaxrl_fast.envs.episode_metrics import check_kinds
 from jaxrl_fast.envs.host_env import HostEnv, HostStep, TakeEvents
 from jaxrl_fast.envs.pool import from_envpool, recipes, stepping
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
@@ -30,6 +31,7 @@ def make_host(
     pool: PoolOptions = PoolOptions(),
     wrappers: Wrappers = (),
     max_episode_steps: int | None = None,
+    metrics: Mapping[str, str] | None = None,
     **options: Any,
 ) -> HostEnv:
     """Make a vectorized host environment of any Gymnasium id.
@@ -45,6 +47,8 @@ def make_host(
         pool: Options of the pool.
         wrappers: Wrappers by name, in order: ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``.
         max_episode_steps: Time limit in steps, or None for the limit registered with the id.
+        metrics: Kinds of the entries of ``info`` to report, by name, as in `EnvSpec`; None for those that the
+            environment declares, or the means of all numbers. EnvPool reports none.
         **options: Arguments of the environment's constructor.
 
     Returns:
@@ -65,6 +69,10 @@ def make_host(
         host = from_envpool.make(id, max_episode_steps=limit, **sizes, **options)
         return host._replace(bridge=pool.bridge, draws=id.rpartition("-v")[0] in from_envpool.SERVES)
     known = _looked_at.pop(_key_of(id, wrappers, max_episode_steps, options), None)
+    known = known or describe(make, id, measure=measurement(pool, num_envs * num_seeds))
+    if metrics is not None:
+        check_kinds(metrics, f"env.metrics of {id}")
+        known = known._replace(metrics=dict(metrics))
     return pooled(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers), known=known)
 
 
@@ -73,7 +81,12 @@ _looked_at: dict[str, HostEnvSpec] = {}
 
 
 def look(
-    id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any
+    id: str,
+    *,
+    wrappers: Wrappers = (),
+    max_episode_steps: int | None = None,
+    metrics: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Box | Discrete | MultiDiscrete:
     """Make one environment to read its spaces, measure a step, and close it.
 
@@ -81,6 +94,7 @@ def look(
         id: As in `make_host`.
         wrappers: As in `make_host`.
         max_episode_steps: As in `make_host`.
+        metrics: Ignored.
         **options: As in `make_host`.
 
     Returns:
@@ -89,6 +103,7 @@ def look(
     Raises:
         ValueError: As `make_host`.
     """
+    del metrics
     make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
     host_spec = describe(make, id, measure=step_cost_s)
     _looked_at[_key_of(id, wrappers, max_episode_steps, options)] = host_spec
@@ -134,7 +149,8 @@ def make_atari_host(
     pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
-    whole = describe(recipes.atari(game, **options), game, measure=measurement(pool, num_envs * num_seeds))
+    measure = measurement(pool, num_envs * num_seeds)
+    whole = describe(recipes.atari(game, **options), game, measure=measure, metrics=False)
     played = whole._replace(make=recipes.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards)
     spec = env_spec(whole, options.get("episode_length", recipes.ATARI_EPISODE_STEPS))
     host = make_pool(played, spec, num_envs=num_envs, num_seeds=num_seeds, options=pool)
@@ -176,13 +192,21 @@ def make_custom_host(
     return pooled(again, name, limit, num_envs, num_seeds, pool, first=first)
 
 
-def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any) -> FilmedHost:
+def film(
+    id: str,
+    *,
+    wrappers: Wrappers = (),
+    max_episode_steps: int | None = None,
+    metrics: Mapping[str, str] | None = None,
+    **options: Any,
+) -> FilmedHost:
     """Make one environment that can be drawn.
 
     Args:
         id: As in `make_host`.
         wrappers: As in `make_host`.
         max_episode_steps: As in `make_host`.
+        metrics: Ignored.
         **options: As in `make_host`.
 
     Returns:
@@ -191,6 +215,7 @@ def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = No
     Raises:
         ValueError: As `make_host`, or the environment has no pictures.
     """
+    del metrics
     options["render_mode"] = RENDER_MODE
     make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
     return filmed(make_one(make, id), id, max_episode_steps or recipes.find(id).max_episode_steps)
@@ -267,7 +292,7 @@ def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> En
     obs = {name: jax.ShapeDtypeStruct(part[0].shape, part[0].base) for name, part in (dtype.fields or {}).items()}
     spec = EnvSpec(host_spec.name, obs or jax.ShapeDtypeStruct(shape, dtype), action, max_episode_steps)
     spec = spec._replace(num_agents=host_spec.num_agents, own_sizes=host_spec.own_sizes)
-    spec = spec._replace(obs_space=host_spec.observe.space, action_space=act.space)
+    spec = spec._replace(obs_space=host_spec.observe.space, action_space=act.space, metrics=host_spec.metrics)
     check_spaces(spec, host_spec.name)
     return spec
 

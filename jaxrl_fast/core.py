@@ -130,6 +130,10 @@ def as_number(value: Any) -> float:
     return float(value)
 
 
+NO_KINDS: dict[str, str] = {}
+"""``EnvSpec.metrics`` of an environment without metrics."""
+
+
 class EnvSpec(NamedTuple):
     """Static description of an environment.
 
@@ -151,6 +155,8 @@ class EnvSpec(NamedTuple):
         arguments: Options with which `jaxrl_fast.make_env` made the environment, as text; a resumed run needs the same.
         goal_reward: ``(achieved, desired) -> reward`` of one step, of an environment whose observation has the entries
             ``achieved_goal`` and ``desired_goal``; None without goals.
+        metrics: Kind of each of the environment's own metrics, by name: what an episode's number is, ``mean``, ``sum``
+            or ``max`` over its steps, or the ``last`` step's value.
     """
 
     name: str
@@ -165,6 +171,7 @@ class EnvSpec(NamedTuple):
     action_space: dict[str, Any] | None = None
     arguments: str = ""
     goal_reward: Callable[[PyTree, PyTree], jax.Array] | None = None
+    metrics: dict[str, str] = NO_KINDS
 
 
 class EpisodeTotals(NamedTuple):
@@ -175,12 +182,15 @@ class EpisodeTotals(NamedTuple):
         length: Number of steps, int32.
         success: Whether this step led to a success, bool; ``()`` if the environment does not report it.
         agents: Return of each agent, ``[E, A]``, whose sum is ``returns``; ``()`` if agents have no separate rewards.
+        metrics: `envs.episode_metrics.MetricTotals` of the metrics in the spec; in results of evaluations, the metrics
+            of each episode by name, NaN without a value. ``()`` without metrics.
     """
 
     returns: jax.Array
     length: jax.Array
     success: Any = ()
     agents: Any = ()
+    metrics: Any = ()
 
 
 class Timestep(NamedTuple):
@@ -194,6 +204,8 @@ class Timestep(NamedTuple):
         truncated: The episode was cut, for example by a time limit; bootstrap from ``next_obs``. Never true together
             with ``terminated``.
         episode: `EpisodeTotals`, filled by `vectorize`; a single environment leaves it empty.
+        metrics: This step's values of ``EnvSpec.metrics``, scalars by name, NaN for no value; ``()`` without metrics.
+            `vectorize` adds them up in ``episode``.
     """
 
     obs: PyTree
@@ -202,6 +214,7 @@ class Timestep(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     episode: Any = ()
+    metrics: Any = ()
 
 
 class Extras(NamedTuple):

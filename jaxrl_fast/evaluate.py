@@ -11,6 +11,7 @@ from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
+from jaxrl_fast.envs.episode_metrics import mean_of_finite
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import with_sampled_actions
 from jaxrl_fast.settings.machine import setup
@@ -63,6 +64,9 @@ def evaluate_run(words: Sequence[str]) -> int:
     print(f"length  {totals.length.mean():.0f} steps on average")
     if not isinstance(totals.success, tuple):
         print(f"success {share(np.mean(totals.success))} of the episodes")
+    for name, values in dict(totals.metrics).items():
+        mean = mean_of_finite(values)
+        print(f"{name}  {'no value' if mean is None else f'{mean:.4g} on average'}")
     return 0
 
 

@@ -35,6 +35,7 @@ from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
+from jaxrl_fast.settings.schema import named_again
 from jaxrl_fast.training.callbacks import Calls, StopSignal, Tell, describe_reached, reached, with_callbacks
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
@@ -42,7 +43,7 @@ from jaxrl_fast.training.job import make_job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
-from jaxrl_fast.training.run_folder import check_unused, named_again
+from jaxrl_fast.training.run_folder import check_unused
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write
 from jaxrl_fast.views.viewer import draw_policy, with_bodies

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxrl_fast.commands.run_config import compose, make_algorithm, make_envs
 from jaxrl_fast.envs.from_gymnasium import env_spec, make_custom_host, make_host
 from jaxrl_fast.envs.host_env import HostEnv, HostStep
 from jaxrl_fast.envs.pool import making
-from jaxrl_fast.envs.pool.batches import PoolOptions, check_options, env_seed
+from jaxrl_fast.envs.pool.batches import PoolOptions, check_options, env_seed, joined
 from jaxrl_fast.envs.pool.making import make_pool, turns_s
 from jaxrl_fast.envs.pool.stepping import describe
 from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
@@ -62,13 +63,13 @@ def roll(host: HostEnv, seed: int, steps: int = STEPS) -> tuple[np.ndarray, list
                 parts[group].append(host.recv(group))
             if t < steps:
                 host.send(actions_at(t)[group * size : (group + 1) * size], group)
-    return obs, [HostStep(*map(np.concatenate, zip(*together, strict=True))) for together in zip(*parts, strict=True)]
+    return obs, [joined(list(together)) for together in zip(*parts, strict=True)]
 
 
 def without_pid(first: np.ndarray, steps: list[HostStep]) -> list[np.ndarray]:
     same = [first[:, :PID]]
     for step in steps:
-        obs, next_obs, *others = step
+        obs, next_obs, *others = step[: HostStep._fields.index("metrics")]
         same += [obs[:, :PID], next_obs[:, :PID], *others]
     return same
 
@@ -149,7 +150,7 @@ def test_a_reset_drops_what_is_in_flight(pool: HostEnv):
 def test_what_was_received_is_never_overwritten(pool: HostEnv):
     first = pool.reset(2)
     pool.send(np.ones(3, int), 0)
-    received = [first, *pool.recv(0)]
+    received = [first, *jax.tree.leaves(pool.recv(0))]
     copies = [np.copy(array) for array in received]
     roll(pool, 9, steps=10)
     assert_equal(received, copies)
@@ -256,12 +257,12 @@ def test_each_slice_of_a_pool_is_what_a_pool_of_its_own_would_be(workers):
     for t in range(STEPS):
         for group, rows in enumerate(halves):
             both.send(np.tile(actions_at(t)[rows], 2), group)
-        steps.append(HostStep(*map(np.concatenate, zip(both.recv(0), both.recv(1), strict=True))))
+        steps.append(joined([both.recv(0), both.recv(1)]))
     for i, seed in enumerate((3, 5)):
         rows = np.concatenate([np.arange(3) + group * NUM_ENVS + i * 3 for group in range(2)])
         alone = walks(0)
         want = without_pid(*roll(alone, seed))
-        got = without_pid(first[rows], [HostStep(*(leaf[rows] for leaf in step)) for step in steps])
+        got = without_pid(first[rows], [jax.tree.map(itemgetter(rows), step) for step in steps])
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)
         alone.close()

@@ -192,7 +192,8 @@ def gather(arrays: Arrays, rows: slice) -> HostStep:
         next_obs.setflags(write=False)
     obs.setflags(write=False)
     returns, lengths = facts["episode_return"], facts["episode_length"]
-    return HostStep(obs, next_obs, facts["reward"], terminated, truncated, returns, lengths)
+    metrics = () if arrays.metrics is None else facts["metrics"]
+    return HostStep(obs, next_obs, facts["reward"], terminated, truncated, returns, lengths, metrics)
 
 
 def just_reset(obs: np.ndarray) -> HostStep:
@@ -223,13 +224,23 @@ def mark_lost(step: HostStep, part: slice, last: HostStep, last_part: slice) -> 
     Returns:
         ``step`` with the observations and totals of ``last`` in the lost rows, read-only.
     """
-    step = HostStep(*(array.copy() for array in step))
+    step = _each(np.copy, step)
     ended = (last.terminated | last.truncated)[last_part]
     step.next_obs[part] = last.obs[last_part]
     step.reward[part], step.terminated[part], step.truncated[part] = 0.0, False, True
     step.episode_return[part] = np.where(ended, 0.0, last.episode_return[last_part])
     step.episode_length[part] = np.where(ended, 0, last.episode_length[last_part])
+    if not isinstance(step.metrics, tuple):
+        unknown = isinstance(last.metrics, tuple)  # right after a reset
+        step.metrics[part] = np.nan if unknown else np.where(ended[:, None], np.nan, last.metrics[last_part])
     return sealed(step)
+
+
+def _each(function: Callable[..., np.ndarray], *steps: HostStep) -> HostStep:
+    """Apply a function to each array of a step, or to the arrays of a field in several steps."""
+    parts: Any = zip(*steps, strict=True)
+    found: Any = [() if isinstance(arrays[0], tuple) else function(*arrays) for arrays in parts]
+    return HostStep(*found)
 
 
 def sealed(step: HostStep) -> HostStep:
@@ -242,7 +253,8 @@ def sealed(step: HostStep) -> HostStep:
         ``step``.
     """
     for array in step:
-        array.setflags(write=False)
+        if not isinstance(array, tuple):
+            array.setflags(write=False)
     return step
 
 
@@ -255,7 +267,7 @@ def joined(steps: list[HostStep]) -> HostStep:
     Returns:
         One step.
     """
-    return HostStep(*map(np.concatenate, zip(*steps, strict=True)))
+    return _each(lambda *arrays: np.concatenate(arrays), *steps)
 
 
 class PoolOptions(NamedTuple):

@@ -414,16 +414,18 @@ def _box_action(space: spaces.Box, name: str) -> ActionCodec:
 ALIGNMENT_BYTES = 64
 
 
-def facts_dtype(num_agents: int | None) -> np.dtype:
+def facts_dtype(num_agents: int | None, num_metrics: int = 0) -> np.dtype:
     """Return the dtype of a record with a step's results other than observations.
 
     Args:
         num_agents: Number of agents with separate rewards, or None.
+        num_metrics: Number of metrics; without any, the record has no field for them.
 
     Returns:
         An aligned record dtype.
     """
     own = () if num_agents is None else (num_agents,)
+    metrics = [("metrics", np.float32, (num_metrics,))] if num_metrics else []
     return np.dtype(
         [
             ("reward", np.float32, own),
@@ -431,6 +433,7 @@ def facts_dtype(num_agents: int | None) -> np.dtype:
             ("episode_length", np.int32),
             ("terminated", bool),
             ("truncated", bool),
+            *metrics,
         ],
         align=True,
     )
@@ -443,14 +446,15 @@ class Arrays(NamedTuple):
         obs: Next observation for the policy.
         final_obs: Terminal observation, valid only where an episode has just ended.
         action: Action of the next step.
-        facts: Other results of a step, one record a row, so that one copy is enough. The next five are views of its
-            fields.
+        facts: Other results of a step, one record a row, so that one copy is enough. The next five and the metrics are
+            views of its fields.
         reward: As in `HostStep`.
         terminated: As in `HostStep`.
         truncated: As in `HostStep`.
         episode_return: As in `HostStep`.
         episode_length: As in `HostStep`.
         seed: Seeds for `Stepper.reset`.
+        metrics: As in `HostStep`; None without metrics.
     """
 
     obs: np.ndarray
@@ -463,10 +467,11 @@ class Arrays(NamedTuple):
     episode_return: np.ndarray
     episode_length: np.ndarray
     seed: np.ndarray
+    metrics: np.ndarray | None = None
 
 
 def array_fields(
-    num_envs: int, observe: ObsCodec, act: ActionCodec, num_agents: int | None = None
+    num_envs: int, observe: ObsCodec, act: ActionCodec, num_agents: int | None = None, num_metrics: int = 0
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """List the arrays that `place` allocates.
 
@@ -475,6 +480,7 @@ def array_fields(
         observe: Codec of observations.
         act: Codec of actions.
         num_agents: Number of agents with separate rewards, or None.
+        num_metrics: Number of metrics.
 
     Returns:
         Shape and dtype by name.
@@ -484,7 +490,7 @@ def array_fields(
         "obs": obs,
         "final_obs": obs,
         "action": ((num_envs, *act.shape), act.dtype),
-        "facts": (scalar, facts_dtype(num_agents)),
+        "facts": (scalar, facts_dtype(num_agents, num_metrics)),
         "seed": (scalar, np.dtype(np.int64)),
     }
 

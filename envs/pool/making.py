@@ -192,7 +192,8 @@ def in_process(
 class _InProcess(Groups):
     def __init__(self, host_spec: HostEnvSpec, num_envs: int, num_groups: int, num_seeds: int, reason: str) -> None:
         super().__init__(f"the pool of {host_spec.name}", num_envs, num_groups, reason)
-        fields = array_fields(num_envs, host_spec.observe, host_spec.act, host_spec.num_agents)
+        own = host_spec.num_agents, len(host_spec.metrics)
+        fields = array_fields(num_envs, host_spec.observe, host_spec.act, *own)
         self.arrays = place(fields, np.zeros(size_bytes(fields), np.uint8))
         self.stepper = make_stepper(host_spec, self.arrays, range(num_envs))
         self.num_seeds = num_seeds

@@ -326,14 +326,14 @@ class _Pool(Groups):
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
-        fields = array_fields(num_envs, host_spec.observe, host_spec.act, host_spec.num_agents)
+        own = host_spec.num_agents, len(host_spec.metrics)
+        fields = array_fields(num_envs, host_spec.observe, host_spec.act, *own)
         make = _portable(host_spec)
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
-        self.crew = Crew(
-            WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
-        )
+        job = WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
+        self.crew = Crew(job._replace(metrics=host_spec.metrics))
         self.batches = 0
         self.seeds = (0,) * num_seeds
         self.in_flight: set[tuple[int, int]] = set()

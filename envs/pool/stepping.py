@@ -1,7 +1,7 @@
 """The inner loop: steps environments one after another and writes results into rows of shared arrays. No JAX."""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -9,6 +9,16 @@ import gymnasium
 import numpy as np
 
 from jaxrl_fast.envs import EnvFailed, RuleBroken
+from jaxrl_fast.envs.episode_metrics import (
+    NO_KINDS,
+    MetricTotals,
+    add_metrics,
+    check_kinds,
+    is_number,
+    no_metrics,
+    number_of,
+    values_of,
+)
 from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, SpaceError, encode_action, encode_obs, sample
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 from jaxrl_fast.system import place_of
@@ -44,6 +54,7 @@ class HostEnvSpec(NamedTuple):
         own_sizes: As in `EnvSpec`.
         draws: As in `HostEnv`.
         step_s: Measured time of a step in seconds, or None.
+        metrics: Kind of each metric in ``info``, by name, as in `EnvSpec`.
     """
 
     name: str
@@ -55,6 +66,7 @@ class HostEnvSpec(NamedTuple):
     own_sizes: tuple[tuple[int, int], ...] = ()
     draws: bool = False
     step_s: float | None = None
+    metrics: dict[str, str] = NO_KINDS
 
 
 class Stepper(NamedTuple):
@@ -81,26 +93,29 @@ def describe(
     name: str,
     first: Any = None,
     measure: Callable[[gymnasium.Env, HostEnvSpec], float] | None = None,
+    metrics: bool = True,
 ) -> HostEnvSpec:
-    """Make one environment to read its spaces, and close it.
+    """Make one environment to read its spaces and the metrics in its ``info``, and close it.
 
     Args:
         make: Makes one environment.
         name: Name in messages.
         first: Environment to read and close, None to make one.
         measure: Returns ``HostEnvSpec.step_s``, None if it is not needed.
+        metrics: Whether numbers in the ``info`` of a step are metrics if the environment declares none.
 
     Returns:
         The spec.
 
     Raises:
         ValueError: The environment cannot be made.
-        RuleBroken: Its spaces or wrappers are not supported, or its ``reset`` or ``step`` is not Gymnasium's.
+        RuleBroken: Its spaces, wrappers or metrics are not supported, or its ``reset`` or ``step`` is not Gymnasium's.
     """
     env = make_one(make, name) if first is None else first
     try:
         host_spec = of_env(env, make, name)
-        check_calls(env, host_spec)
+        info = check_calls(env, host_spec, always=metrics)
+        host_spec = host_spec._replace(metrics=metrics_of(env, info, name))
         return host_spec if measure is None else host_spec._replace(step_s=measure(env, host_spec))
     except ValueError as error:
         raise RuleBroken(str(error)) from error
@@ -154,20 +169,51 @@ def refuse_statistics(kind: Any, name: str) -> None:
             )
 
 
-def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec) -> None:
-    """Reset and step a user's environment once, and check the results against Gymnasium's interface.
+METRICS = "episode_metrics"
+"""Key in the ``metadata`` of an environment: its metrics, kinds by the key in ``info``."""
 
-    Environments of Gymnasium and ALE are not called. Other errors are left to the pool, which names their place.
+
+def metrics_of(env: gymnasium.Env, info: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return the metrics of an environment: those that its metadata declares, else the numbers in its ``info``.
+
+    Args:
+        env: Environment.
+        info: ``info`` of a step.
+        name: Name in messages.
+
+    Returns:
+        Kind of each metric by name.
+
+    Raises:
+        ValueError: The declaration is wrong.
+    """
+    declared = (getattr(env, "metadata", None) or {}).get(METRICS)
+    if declared is None:
+        numbers = [key for key, value in info.items() if isinstance(key, str) and is_number(value)]
+        return {key: "mean" for key in numbers if key not in (*SUCCESS, GOES_ON)}
+    check_kinds(declared, f"{name}, metadata['{METRICS}']")
+    return dict(declared)
+
+
+def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec, *, always: bool = False) -> Mapping[str, Any]:
+    """Reset and step an environment once, and check the results against Gymnasium's interface.
+
+    Other errors are left to the pool, which names their place.
 
     Args:
         env: Environment, to be closed afterwards.
         host_spec: Its spec.
+        always: Also call environments of Gymnasium and ALE.
+
+    Returns:
+        ``info`` of the step; empty if there was no step.
 
     Raises:
         ValueError: The environment has the interface of Gym before 0.26, or returns something else.
     """
-    if type(env.unwrapped).__module__.split(".")[0] in ("gymnasium", "ale_py") or host_spec.num_agents is not None:
-        return
+    known = not always and type(env.unwrapped).__module__.split(".")[0] in ("gymnasium", "ale_py")
+    if known or host_spec.num_agents is not None:
+        return {}
     name = host_spec.name
     try:
         first = env.reset(seed=0)
@@ -178,6 +224,7 @@ def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec) -> None:
         number = len(result) if isinstance(result, tuple) else 1
         if number != 5:
             raise ValueError(f"{name}: step returns {number} values: {NEW_STEP}")
+        return result[4] if isinstance(result[4], dict) else {}
     except Exception as error:
         said = str(error)
         if "(expected 5, got " in said:  # in a wrapper of Gymnasium
@@ -187,6 +234,7 @@ def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec) -> None:
             raise ValueError(f"{name}: {OLD_RESET}") from error
         if said.startswith(name):
             raise
+        return {}
 
 
 OLD_RESET = "reset must be reset(self, *, seed=None, options=None) and return (obs, info), as in Gymnasium"
@@ -275,7 +323,8 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
     returns, lengths = np.zeros(len(arrays.seed)), np.zeros(len(arrays.seed), np.int32)
     goes_on, success = np.zeros(len(arrays.seed), bool), np.full(len(arrays.seed), UNTOLD, np.int8)
     running, agents = np.zeros((2, len(arrays.seed), host_spec.num_agents or 0), np.float32)
-    write, decode = host_spec.observe.write, host_spec.act.decode
+    write, decode, kinds = host_spec.observe.write, host_spec.act.decode, host_spec.metrics
+    measured = no_metrics(kinds, len(arrays.seed))
     # Not by iteration, which gives scalars instead of arrays without axes.
     obs_rows, final_rows = ([rows[i, ...] for i in range(len(rows))] for rows in (arrays.obs, arrays.final_obs))
 
@@ -294,13 +343,17 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             except (Exception, SystemExit) as error:
                 raise describe_failure(error, host_spec.name, i, f"reset, seed {arrays.seed[i]}") from error
         returns[:], lengths[:], running[:] = 0.0, 0, 0.0
+        measured.total[:] = measured.count[:] = 0.0
 
     def step(rows: slice) -> None:
         arrays.terminated[rows] = arrays.truncated[rows] = False
         rewards: list[Any] = []
+        values: list[list[float]] = []
         try:
             for step_one, row, action in zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True):
                 obs, reward, terminated, truncated, info = step_one(action)
+                if kinds:
+                    values.append(read_metrics(info, kinds))
                 if terminated or truncated:
                     obs = end(rows.start + len(rewards), obs, terminated, info)
                 write(row, obs)
@@ -312,6 +365,8 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             raise describe_failure(error, host_spec.name, i, where) from error
         if host_spec.num_agents is not None:
             add_up_each(arrays, rows, running, agents)
+        if kinds:
+            add_up_metrics(arrays, rows, kinds, measured, values, goes_on)
         add_up(arrays, rows, returns, lengths, goes_on)
         if host_spec.clip_rewards:
             np.sign(arrays.reward[rows], out=arrays.reward[rows])
@@ -345,6 +400,48 @@ def told_success(info: dict) -> int:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     return int(bool(value)) if isinstance(value, bool | int | float | np.bool_ | np.number) else UNTOLD
+
+
+def read_metrics(info: dict, names: Iterable[str]) -> list[float]:
+    """Read the metrics of a step.
+
+    Args:
+        info: ``info`` of the step.
+        names: Names of the metrics.
+
+    Returns:
+        Their values; NaN for a metric that is missing or no number.
+    """
+    given = (info.get(name, np.nan) for name in names)
+    return [value if isinstance(value, float) else number_of(value) for value in given]
+
+
+def add_up_metrics(
+    arrays: Arrays,
+    rows: slice,
+    kinds: Mapping[str, str],
+    running: MetricTotals,
+    values: list[list[float]],
+    goes_on: np.ndarray,
+) -> None:
+    """Add a step to the metrics of running episodes, and reset those that ended.
+
+    Args:
+        arrays: Shared arrays; ``metrics`` is written.
+        rows: Rows that were stepped.
+        kinds: Kind of each metric by name.
+        running: Running totals, ``[E, K]``, changed in place.
+        values: Values of the step by row.
+        goes_on: As in `add_up`.
+    """
+    assert arrays.metrics is not None
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities are left out later
+        now = add_metrics(kinds, MetricTotals(*(part[rows] for part in running)), np.array(values, np.float32))
+        arrays.metrics[rows] = values_of(kinds, now)
+    over = (arrays.terminated[rows] | arrays.truncated[rows]) & ~goes_on[rows]
+    for whole, part in zip(running, now, strict=True):
+        whole[rows] = part
+        whole[rows][over] = 0.0
 
 
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:

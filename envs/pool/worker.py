@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from jaxrl_fast.envs.episode_metrics import NO_KINDS
 from jaxrl_fast.envs.pool.codec import Arrays, array_fields, place
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, Stepper, make_stepper, of_env
 
@@ -184,6 +185,7 @@ class WorkerJob(NamedTuple):
         clip_rewards: As in `HostEnvSpec`.
         by_arrival: The parent waits for the first answer of any worker, with a semaphore that all workers post.
         signals: File descriptors of the semaphores, the same in every process.
+        metrics: As in `HostEnvSpec`.
     """
 
     name: str
@@ -195,6 +197,7 @@ class WorkerJob(NamedTuple):
     clip_rewards: bool = False
     by_arrival: bool = False
     signals: tuple[int, ...] = ()
+    metrics: dict[str, str] = NO_KINDS
 
     @property
     def num_signals(self) -> int:
@@ -268,12 +271,14 @@ def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
     owned = [i for rows in job.shares[index] for i in range(rows.start, rows.stop)]
     probe = make()
     host_spec: HostEnvSpec = of_env(probe, make, job.name)
-    if array_fields(job.num_envs, host_spec.observe, host_spec.act, host_spec.num_agents) != job.fields:
+    own = host_spec.num_agents, len(job.metrics)
+    if array_fields(job.num_envs, host_spec.observe, host_spec.act, *own) != job.fields:
         raise PoolError(
             f"{job.name} has other spaces in worker {index} than in the parent: make must always return the same spaces"
         )
     first = [probe]
     host_spec = host_spec._replace(make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards)
+    host_spec = host_spec._replace(metrics=job.metrics)
     return make_stepper(host_spec, arrays, owned)
 
 

@@ -26,14 +26,14 @@ from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
-from jaxrl_fast.settings.schema import PoolSchema, command_line
+from jaxrl_fast.settings.schema import PoolSchema, command_line, named_again
 from jaxrl_fast.training import run_folder
 from jaxrl_fast.training.callbacks import STOP_RETURN, to_stderr
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps, newest_good
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import read_status, write_status
-from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, named_again, unwritable, write_summary
+from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, unwritable, write_summary
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 

@@ -4,7 +4,7 @@ Actions are computed on the devices of the sampling fragment's group, for one gr
 step (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import PyTree, Transition
+from jaxrl_fast.envs.episode_metrics import metric_sums
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.numerics.normalization import normalize
@@ -120,7 +121,7 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
                     given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
                     env.send(_in_rows(env, sent[group]), group)
         require_inside(env, recording.arrays, axis)
-        rollout, metrics = collect(recording.arrays, _join(extras, axis + 1), axis)
+        rollout, metrics = collect(recording.arrays, _join(extras, axis + 1), axis, env.spec.metrics)
         carry, obs, first = _join(given, axis)
         steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
         return HostSamplerState(steps, obs, first, carry), {"rollout": rollout}, metrics
@@ -300,13 +301,16 @@ def _join(groups: list[PyTree], axis: int) -> PyTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
 
 
-def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
+def collect(
+    record: HostRecord, extras: PyTree, axis: int = 0, kinds: Iterable[str] = ()
+) -> tuple[Transition, dict[str, Any]]:
     """Build the rollout and the same metrics as `rollout.unroll`.
 
     Args:
         record: Steps ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``.
         extras: Extras of the decisions, with the same leading axes.
         axis: Axis of time.
+        kinds: Names of the environments' metrics.
 
     Returns:
         The rollout and its metrics.
@@ -324,7 +328,8 @@ def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transiti
         "episode_length_sum": np.where(done, step.episode_length, 0).sum(both, dtype=np.int32),
         "nonfinite_step": np.where(bad.any(axis), bad.argmax(axis), -1).astype(np.int32),
     }
-    return Transition(*fields), metrics
+    measured = metric_sums(kinds, done, step.metrics, both) if kinds else {}
+    return Transition(*fields), metrics | measured
 
 
 def require_inside(env: HostEnv, record: HostRecord, axis: int = 0) -> None:
@@ -422,7 +427,7 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
             if going.size:
                 ask(going)
         require_inside(env, recording.arrays)
-        rollout, metrics = collect(recording.arrays, extras)
+        rollout, metrics = collect(recording.arrays, extras, kinds=env.spec.metrics)
         steps = np.int32(env.steps() % MAX_STEPS)
         return HostSamplerState(steps, now.obs, now.first, carry), {"rollout": rollout}, metrics
 

@@ -7,6 +7,7 @@ memory. Only one device is supported: in programs for two, JAX 0.10 hangs on ope
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from jaxrl_fast.core import EpisodeTotals, PyTree, Timestep, reward_shape
-from jaxrl_fast.envs.env import VecEnv, VecState
+from jaxrl_fast.envs.env import VecEnv, VecState, sum_metrics
+from jaxrl_fast.envs.episode_metrics import of_values
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.runtime.placements import Placement
 
@@ -96,7 +98,7 @@ def make_bridge(host: HostEnv) -> Bridge:
     env = VecEnv(
         host.spec, host.num_envs, _make_reset(host, failures), lambda key, num_steps: (), _make_step(host, failures)
     )
-    return Bridge(env, failures)
+    return Bridge(env._replace(sums=partial(sum_metrics, host.spec)) if host.spec.metrics else env, failures)
 
 
 @contextmanager
@@ -164,7 +166,9 @@ def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
     real, whole = jax.ShapeDtypeStruct(flag.shape, jnp.float32), jax.ShapeDtypeStruct(flag.shape, jnp.int32)
     obs = _like(host, host.spec.obs)
     paid = jax.ShapeDtypeStruct((host.num_envs, *reward_shape(host.spec)), jnp.float32)
-    shapes = HostStep(obs, obs, paid, flag, flag, real, whole), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
+    kinds = host.spec.metrics
+    measured = jax.ShapeDtypeStruct((host.num_envs, len(kinds)), jnp.float32) if kinds else ()
+    shapes = HostStep(obs, obs, paid, flag, flag, real, whole, measured), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
 
     def call(count: Any, action: Any) -> tuple[HostStep, Any]:
         return _noting(failures, lambda: _step_all(together, int(count), np.asarray(action)))
@@ -173,7 +177,8 @@ def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
         state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array
     ) -> tuple[VecState, Timestep]:
         result, count = io_callback(call, shapes, _one_at_a_time(state.env_state), action, ordered=True)
-        totals = EpisodeTotals(result.episode_return, result.episode_length)
+        metrics = of_values(result.metrics, jnp) if kinds else ()
+        totals = EpisodeTotals(result.episode_return, result.episode_length, metrics=metrics)
         return VecState(count, ()), Timestep(  # type: ignore[arg-type]
             result.obs, result.next_obs, result.reward, result.terminated, result.truncated, totals
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition, on_every_device
+from jaxrl_fast.core import Metrics, PyTree, Transition, on_every_device
 from jaxrl_fast.envs.env import VecEnv, VecState
 
 MAX_NUMBERS = 1024
@@ -158,7 +158,7 @@ def unroll(
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))
     xs = jnp.arange(num_steps), keys[:, 0], keys[:, 1]
     end, (transitions, episodes) = scan(step, state, xs)
-    metrics = _episode_sums(transitions.terminated | transitions.truncated, episodes)
+    metrics = env.sums(transitions.terminated | transitions.truncated, episodes)
     metrics["nonfinite_step"] = _first_nonfinite(transitions)
     return end, transitions, metrics
 
@@ -185,21 +185,10 @@ def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[Sample
     return end, unpack_steps(steps, shapes[0])
 
 
-def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
-    """Sum over the ended episodes of a rollout ``[T, E]``, after the scan because a sum over E is an all-reduce."""
-    done &= episode.length > 0  # excludes steps that a lost worker did not make
-    return {
-        "episodes": jnp.sum(done, dtype=jnp.int32),
-        "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),
-        "episode_length_sum": jnp.sum(jnp.where(done, episode.length, 0)),
-    }
-
-
 def _first_nonfinite(transitions: Transition) -> jax.Array:
     """Return the index of the first step with a NaN or infinity in its next observation or reward, or -1."""
-    leaves = jax.tree.leaves((transitions.next_obs, transitions.reward))
     bad = jnp.zeros(transitions.reward.shape[0], bool)
-    for leaf in leaves:
+    for leaf in jax.tree.leaves((transitions.next_obs, transitions.reward)):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             bad |= ~jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
     return jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32)

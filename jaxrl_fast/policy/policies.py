@@ -444,7 +444,8 @@ def spec_from_json(description: dict[str, Any]) -> EnvSpec:
     agents = description.get("num_agents"), description.get("shared_reward", False)
     sizes = tuple((size, number) for size, number in description.get("own_sizes", ()))
     own = description.get("obs_space"), description.get("action_space")
-    return EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack, *agents, sizes, *own)
+    known = EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack, *agents, sizes, *own)
+    return known._replace(metrics=description.get("metrics", {}))
 
 
 def policy_of_agent(policy: Policy, number: int) -> Policy:

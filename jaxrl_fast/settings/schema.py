@@ -469,6 +469,19 @@ def command_line(argv: Sequence[str], command: str = "train") -> str:
     return shlex.join(["python", "-m", f"jaxrl_fast.{command}", *argv])
 
 
+def named_again(settings: Mapping[str, Any]) -> list[str]:
+    """Return the words that a command needs in addition to a run's folder, since a folder's code is not executed.
+
+    Args:
+        settings: Content of ``config.yaml``.
+
+    Returns:
+        ``algo.make=...`` and ``algo.network=...`` of a user's algorithm or network, or nothing.
+    """
+    algo = settings["algo"] if isinstance(settings.get("algo"), dict) else {}
+    return [f"algo.{name}={algo[name]}" for name in ("make", "network") if "." in (algo.get(name) or "")]
+
+
 def read_word(word: str) -> tuple[str, Any]:
     """Read an argument of the command line.
 

@@ -1,6 +1,6 @@
 """Evaluation of policies in whole episodes, compiled or on the host, and statistics of the results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import islice
 from operator import itemgetter
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals, PyTree, select
 from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
+from jaxrl_fast.envs.episode_metrics import by_metric, values_of
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
@@ -81,7 +82,7 @@ def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: 
         episodes: Number of episodes, played in parallel.
 
     Returns:
-        Returns, lengths and successes of the episodes, ``[episodes]``.
+        Returns, lengths, successes and metrics of the episodes, ``[episodes]``.
 
     Raises:
         ValueError: ``episodes`` is not positive, or the environment cannot be copied.
@@ -169,7 +170,21 @@ def play(
     """
     limit = evaluation_limit(env.spec.max_episode_steps)
     start, step = player(act, initial_carry, env, params, key)
-    return jax.lax.while_loop(lambda now: (now.t < limit) & ~jnp.all(now.finished), step, start).totals
+    totals = jax.lax.while_loop(lambda now: (now.t < limit) & ~jnp.all(now.finished), step, start).totals
+    return with_values(env.spec.metrics, totals) if env.spec.metrics else totals
+
+
+def with_values(kinds: Mapping[str, str], totals: EpisodeTotals) -> EpisodeTotals:
+    """Replace the totals of metrics by the metrics of each episode, by name.
+
+    Args:
+        kinds: Kind of each metric by name.
+        totals: Totals of episodes of compiled environments, ``[E]``.
+
+    Returns:
+        The totals, with ``metrics`` ``[E]`` by name.
+    """
+    return totals._replace(metrics=by_metric(kinds, values_of(kinds, totals.metrics, jnp)))
 
 
 def with_untold(totals: EpisodeTotals) -> EpisodeTotals:
@@ -276,16 +291,18 @@ def play_on_host(
         seed: Seed of the environments and of actions.
 
     Returns:
-        Totals ``[E]``, with ``success`` as returned by `HostEnv.success`.
+        Totals ``[E]``, with ``success`` as returned by `HostEnv.success`, and metrics by name.
     """
     n = env.num_envs
     finished, success = np.zeros(n, bool), np.full(n, UNTOLD, np.int8)
     totals = EpisodeTotals(np.zeros(n, np.float32), np.zeros(n, np.int32))  # type: ignore[arg-type]
     agents = None if env.agents is None else np.zeros_like(env.agents())
+    metrics = np.full((n, len(env.spec.metrics)), np.nan, np.float32)
     limit = evaluation_limit(env.spec.max_episode_steps)
     for step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
         totals = jax.tree.map(partial(np.where, finished), totals, own)
+        metrics = np.where(finished[:, None], metrics, step.metrics) if env.spec.metrics else metrics
         done = (step.terminated | step.truncated) & (step.episode_length > 0)
         if env.success is not None and done.any():
             success = np.where(done & ~finished, env.success(), success)
@@ -294,7 +311,8 @@ def play_on_host(
         finished = finished | done
         if finished.all():
             break
-    return totals._replace(success=success, agents=() if agents is None else agents)
+    named = by_metric(env.spec.metrics, metrics) if env.spec.metrics else ()
+    return totals._replace(success=success, agents=() if agents is None else agents, metrics=named)
 
 
 def host_seed(key: jax.Array) -> int:

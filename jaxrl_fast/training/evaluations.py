@@ -182,6 +182,7 @@ class Evaluations:
     def _share(self, totals: EpisodeTotals | None) -> EpisodeTotals | None:
         """Return the totals of process 0 in every process."""
         shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.options.eval.episodes))
+        shapes = shapes._replace(metrics=dict.fromkeys(self.job.env.spec.metrics, shapes.returns) or ())
         nothing = jax.tree.map(lambda x: np.zeros((self.job.num_seeds, *x.shape), x.dtype), shapes)
         made, shared = hosts.from_first((np.int32(totals is not None), with_untold(totals or nothing)))
         return without_untold(shared) if made else None

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import jax
 import numpy as np
 from flax import serialization
 
@@ -103,7 +104,7 @@ def serve(evaluate: Evaluate, template: PolicyParams, requests: Iterator[dict[st
             params = from_names(template, message["params"])
             totals = evaluate(params, message["fresh"])
             told = {name: x for name, x in totals._asdict().items() if not isinstance(x, tuple)}
-            answer: dict[str, Any] = {name: np.asarray(x) for name, x in told.items()}
+            answer: dict[str, Any] = jax.tree.map(np.asarray, told)
         except Exception as error:  # an environment may raise anything
             answer = {"error": f"{type(error).__name__}: {error}"}
         send(answers, {**answer, "memory_mb": peak_memory_mb()})

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.episode_metrics import METRIC, mean_of_finite, metric_means
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import TEMPERATURES
 from jaxrl_fast.learning.updates import DROPPED
@@ -213,8 +214,8 @@ class Recorder:
 def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, last: int) -> Row:
     """Reduce the metrics of a chunk to one number each.
 
-    Episode statistics are means over ended episodes, dropped updates are sums, and others are means over active ticks
-    and seeds.
+    Episode statistics and the environment's metrics are means over ended episodes, dropped updates are sums, and others
+    are means over active ticks and seeds.
 
     Args:
         graph: Graph of the run.
@@ -230,6 +231,7 @@ def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, 
     row: Row = {"episodes": episodes}
     for name in ("episode_return", "episode_length"):
         row[name] = float(metrics[f"{sampling}/{name}_sum"].sum() / episodes) if episodes else None
+    row |= metric_means(metrics, sampling) if any(name.startswith(f"{sampling}/{METRIC}") for name in metrics) else {}
     dropped = [name for name in metrics if name.endswith(DROPPED)]
     row |= {DROPPED: int(sum(metrics[name].sum() for name in dropped))} if dropped else {}
     for fragment in graph.fragments:
@@ -244,7 +246,7 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
     """Compute the statistics of an evaluation.
 
     Standard deviation and interquartile mean are over episodes for one seed, and over seeds for several, which also get
-    a 95 % interval. The success rate is included if the environment reports success.
+    a 95 % interval. The success rate is included if the environment reports success, and the means of its metrics.
 
     Args:
         totals: Totals ``[S, episodes]``.
@@ -262,9 +264,9 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
         "eval_episodes": int(returns.size),
     }
     row |= {} if isinstance(totals.success, tuple) else {"eval_success_rate": float(np.mean(totals.success))}
+    row |= {"eval_metrics": {name: mean_of_finite(x) for name, x in totals.metrics.items()}} if totals.metrics else {}
     if len(scores) > 1:
-        row["eval_return_ci95"] = list(bootstrap_interval(scores))
-        row["eval_return_seeds"] = [float(s) for s in scores]
+        row |= {"eval_return_ci95": list(bootstrap_interval(scores)), "eval_return_seeds": scores.tolist()}
     return row
 
 

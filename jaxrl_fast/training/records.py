@@ -29,6 +29,8 @@ MAX_LINES = 200
 """Largest number of stored messages of a run."""
 ENDED = ("done", "stopped", "failed", "dead", "unknown")
 """States of a run that has ended."""
+REPORTED = {"eval_success": "eval_success_rate", "eval_metrics": "eval_metrics"}
+"""Entries that only some environments have, and their names in the row of an evaluation."""
 FROM_ROWS = ("env_steps", "wall_s", "sampling_hz", "update_hz", "update_frame_hz", "episode_return")
 
 
@@ -59,8 +61,8 @@ class RunStatus:
         if row["kind"] == "eval":
             newest, before = row["eval_return_mean"], self.facts.get("best_return")
             best = newest if before is None else max(before, newest)
-            success = {"eval_success": row["eval_success_rate"]} if "eval_success_rate" in row else {}
-            self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **success)
+            told = {name: row[column] for name, column in REPORTED.items() if column in row}
+            self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **told)
         else:
             first = self.facts["state"] != "training" or not self.facts.get("env_steps")
             self.set(now=first, state="training", **{name: row.get(name) for name in FROM_ROWS})

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from jaxrl_fast.envs.episode_metrics import NEVER
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.runtime import hosts
@@ -21,6 +23,9 @@ from jaxrl_fast.runtime.program import Program
 from jaxrl_fast.settings.schema import EARLIER, resume_rule, run_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
+
+METRICS = ".env.episode.metrics."
+"""Part of the names of `MetricTotals` in a checkpoint."""
 
 
 class Resumed(NamedTuple):
@@ -122,9 +127,32 @@ def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainStat
     Raises:
         CheckpointError: Names, shapes or dtypes of the arrays differ from this run's.
     """
-    restored = checkpoints.restore(state, resumed.description, resumed.arrays, resumed.new_rates)
+    arrays = with_metrics(state, resumed.arrays)
+    restored = checkpoints.restore(state, resumed.description, arrays, resumed.new_rates)
     # Copied: a CPU device may use the memory of a NumPy array, and a chunk overwrites its arguments.
     return hosts.copy(program.place(restored))
+
+
+def with_metrics(state: TrainState, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Replace totals of metrics that a checkpoint lacks, or has of other metrics.
+
+    The metrics of its running episodes are then left out, because their first steps are unknown.
+
+    Args:
+        state: First state of the run.
+        arrays: Arrays of the checkpoint by name.
+
+    Returns:
+        Arrays by name.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+    ours = {name: leaf for name, leaf in named if METRICS in name}
+    others = {name: array for name, array in arrays.items() if METRICS not in name}
+    if all(name in arrays and arrays[name].shape == leaf.shape for name, leaf in ours.items()):
+        return others | {name: arrays[name] for name in ours}
+    unknown = {name: NEVER if name.endswith(".count") else 0.0 for name in ours}
+    return others | {name: np.full(leaf.shape, unknown[name], leaf.dtype) for name, leaf in ours.items()}
 
 
 def begin_anew(state: TrainState, first: TrainState, graph: Graph, agent: BoundAgent) -> TrainState:

@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from jaxrl_fast.core import EpisodeTotals, Log
+from jaxrl_fast.envs.episode_metrics import column_of, mean_of_finite
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.system import replace_file, replacing
 from jaxrl_fast.training.callbacks import Row, Tell
@@ -23,8 +24,8 @@ from jaxrl_fast.training.records import SILENT_S, Kind, Logger, RunStatus, open_
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
-"""Columns of ``evals.csv``. ``success`` follows if the environment reports it, and ``return_0`` and so on for agents
-with separate rewards.
+"""Columns of ``evals.csv``. ``success`` follows if the environment reports it, then ``env/`` and a name for each of its
+metrics, and ``return_0`` and so on for agents with separate rewards.
 """
 
 
@@ -148,6 +149,19 @@ class GrowingTable:
             self._file.close()
 
 
+def reported(totals: EpisodeTotals) -> dict[str, np.ndarray]:
+    """Collect what the environment reports of each episode of an evaluation: success and metrics.
+
+    Args:
+        totals: Totals ``[S, episodes]``.
+
+    Returns:
+        Values ``[S, episodes]`` by column of ``evals.csv``.
+    """
+    success = {} if isinstance(totals.success, tuple) else {"success": np.asarray(totals.success, int)}
+    return success | {column_of(name): np.asarray(values) for name, values in dict(totals.metrics).items()}
+
+
 def evaluation_rows(env_steps: int, wall_s: float, totals: EpisodeTotals) -> list[Row]:
     """Make one row for each episode of an evaluation.
 
@@ -159,9 +173,7 @@ def evaluation_rows(env_steps: int, wall_s: float, totals: EpisodeTotals) -> lis
     Returns:
         Rows of ``evals.csv``.
     """
-    columns = {"return": np.asarray(totals.returns), "length": np.asarray(totals.length)}
-    if not isinstance(totals.success, tuple):
-        columns["success"] = np.asarray(totals.success, int)
+    columns = {"return": np.asarray(totals.returns), "length": np.asarray(totals.length), **reported(totals)}
     if not isinstance(totals.agents, tuple):
         columns |= {f"return_{i}": own for i, own in enumerate(np.moveaxis(np.asarray(totals.agents), -1, 0))}
 
@@ -302,9 +314,8 @@ class RunFolder:
         def add() -> None:
             self._evals.add(evaluation_rows(env_steps, wall_s, totals))
             means = {"return_mean": float(np.mean(totals.returns)), "length_mean": float(np.mean(totals.length))}
-            if not isinstance(totals.success, tuple):
-                means["success_rate"] = float(np.mean(totals.success))
-            self._logger.add("eval", means, env_steps)
+            found = {"success_rate" if n == "success" else n: mean_of_finite(x) for n, x in reported(totals).items()}
+            self._logger.add("eval", means | {n: x for n, x in found.items() if x is not None}, env_steps)
 
         self._try(add)
 
@@ -495,19 +506,6 @@ def name_of(settings: Mapping[str, Any], group: str) -> str:
     if not isinstance(section, dict):
         return str(section or "")
     return str(section.get("id") or section.get("make") or section.get("name") or "")
-
-
-def named_again(settings: Mapping[str, Any]) -> list[str]:
-    """Return the words that a command needs in addition to a run's folder, since a folder's code is not executed.
-
-    Args:
-        settings: Content of ``config.yaml``.
-
-    Returns:
-        ``algo.make=...`` and ``algo.network=...`` of a user's algorithm or network, or nothing.
-    """
-    algo = settings["algo"] if isinstance(settings.get("algo"), dict) else {}
-    return [f"algo.{name}={algo[name]}" for name in ("make", "network") if "." in (algo.get(name) or "")]
 
 
 def scores_of(evals: Columns) -> Scores:

@@ -6,8 +6,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,9 +22,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jaxrl_fast.envs.episode_metrics import METRIC
 from jaxrl_fast.training.records import read_status, state_now
 from jaxrl_fast.training.run_folder import MARKS, UNEVALUATED, Columns, name_of, read_columns, read_run, scores_of
-from jaxrl_fast.views.report_page import assembled, text_of, thinned
+from jaxrl_fast.views.report_page import assembled, means_at, text_of, thinned
 
 Facts = dict[str, Any]
 """Content of ``run.json``, or a reconstruction."""
@@ -44,6 +46,7 @@ RunRow = dict[str, Any]
 - ``env_steps``, ``total_steps``: environment steps per seed, so far and in total.
 - ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the highest.
 - ``eval_success``: fraction of successful evaluation episodes.
+- ``eval_metrics``: means of the environment's metrics over these episodes, by name.
 - ``unevaluated``: words in place of ``eval_return`` if the run has no evaluations, else "".
 - ``episode_return``: mean return of the training episodes that ended.
 - ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates per second.
@@ -93,7 +96,9 @@ def row_of(name: str, facts: Facts) -> RunRow:
     env = _text(facts.get("env.id") or facts.get("env.make") or facts.get("env"))
     texts = {"name": name, "env": env, "algo": _text(facts.get("algo")), "error": _text(facts.get("error"))}
     texts["unevaluated"] = UNEVALUATED[0] if facts.get("eval.every") == 0 else ""
-    return {**row, **texts, "state": state, "elapsed_s": elapsed_s, "left_s": left_s}
+    measured = facts.get("eval_metrics")
+    metrics = {_text(name): _number(x) for name, x in measured.items()} if isinstance(measured, dict) else {}
+    return {**row, **texts, "state": state, "elapsed_s": elapsed_s, "left_s": left_s, "eval_metrics": metrics}
 
 
 def greedy_curve(evals: Columns) -> Curve:
@@ -128,19 +133,36 @@ def success_curve(evals: Columns) -> Curve:
     return _curve(scores.env_steps[told], scores.wall_s[told], 100 * scores.success[told])
 
 
-def training_curve(metrics: Columns) -> Curve:
-    """Compute the curve of training returns.
+def metric_curve(name: str, evals: Columns) -> Curve:
+    """Compute the curve of a metric of the environment in greedy episodes.
+
+    Args:
+        name: Column of the metric.
+        evals: Columns of ``evals.csv``.
+
+    Returns:
+        Its means, without a range.
+    """
+    scores = scores_of(evals)
+    if name not in evals or not len(scores.env_steps):
+        return _curve()
+    return _curve(scores.env_steps, scores.wall_s, means_at(scores, evals, name))
+
+
+def training_curve(metrics: Columns, name: str = "episode_return") -> Curve:
+    """Compute the curve of training returns, or of a metric of the environment.
 
     Args:
         metrics: Columns of ``metrics.csv``.
+        name: Column of a mean over the episodes that ended.
 
     Returns:
-        Mean return of the episodes that ended, without a range.
+        The means, without a range.
     """
-    names = ("env_steps", "wall_s", "episode_return")
-    if not set(names) <= set(metrics) or not np.isfinite(metrics["episode_return"]).any():
+    names = ("env_steps", "wall_s", name)
+    if not set(names) <= set(metrics) or not np.isfinite(metrics[name]).any():
         return _curve()
-    kept = np.isfinite(metrics["episode_return"])
+    kept = np.isfinite(metrics[name])
     return _curve(*thinned({name: metrics[name][kept] for name in names}).values())
 
 
@@ -365,7 +387,7 @@ class Guard:
 REPORT, LIVE = "report.html", "live"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 TYPES |= {"svg": "image/svg+xml", "png": "image/png", "gif": "image/gif"}
-CURVES = {
+CURVES: dict[str, tuple[str, Callable[[Columns], Curve]]] = {
     "eval": ("evals.csv", greedy_curve),
     "success": ("evals.csv", success_curve),
     "train": ("metrics.csv", training_curve),
@@ -459,9 +481,19 @@ def _details(request: Request) -> Response:
 def _answer_curve(request: Request) -> Response:
     runs, name = _runs(request), request.query_params.get("run", "")
     _row(request, name)
-    table, curve_of = CURVES.get(request.query_params.get("of", "eval"), CURVES["eval"])
+    table, curve_of = _curve_named(request.query_params.get("of", "eval"))
     columns = read_columns(runs.path_of(name, table)) if _has(runs, name, table) else {}
     return JSONResponse({"name": name, **curve_of(columns)})
+
+
+def _curve_named(of: str) -> tuple[str, Callable[[Columns], Curve]]:
+    """Return the table and the function of a curve: one of `CURVES`, or a metric such as ``train env/distance``."""
+    kind, _, column = of.partition(" ")
+    if not column.startswith(METRIC):
+        return CURVES.get(of, CURVES["eval"])
+    if kind == "train":
+        return "metrics.csv", partial(training_curve, name=column)
+    return "evals.csv", partial(metric_curve, column)
 
 
 async def _events(request: Request) -> Response:

@@ -14,22 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast.settings.schema import by_dotted_key, command_line, written
+from jaxrl_fast.envs.episode_metrics import METRIC, mean_of_finite
+from jaxrl_fast.settings.schema import by_dotted_key, command_line, named_again, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED
-from jaxrl_fast.training.run_folder import (
-    NOT_YET,
-    UNEVALUATED,
-    Columns,
-    RunView,
-    Scores,
-    name_of,
-    named_again,
-    read_run,
-    scores_of,
-)
+from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
 
 MAX_POINTS = 500
 """Largest number of points of a curve; more are averaged."""
@@ -133,7 +124,7 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
 
 
 def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
-    """Collect the curves of greedy returns: mean, interval, each seed's mean, and success in per cent.
+    """Collect the curves of greedy returns: mean, interval, each seed's mean, success in per cent, and metrics.
 
     Args:
         scores: Scores of the run.
@@ -152,7 +143,23 @@ def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
     success = 100 * scores.success if np.isfinite(scores.success).any() else np.zeros(0)
     curves = {"env_steps": scores.env_steps, "wall_s": scores.wall_s, "mean": means, "low": low, "high": high}
     seeds = [plain(column) for column in scores.returns.T] if num_seeds > 1 else []
-    return {**{k: plain(x) for k, x in curves.items()}, "seeds": seeds, "interval": what, "success": plain(success)}
+    curves |= {"success": success} | {n: means_at(scores, evals, n) for n in evals if n.startswith(METRIC)}
+    return {**{k: plain(x) for k, x in curves.items()}, "seeds": seeds, "interval": what}
+
+
+def means_at(scores: Scores, evals: Columns, name: str) -> np.ndarray:
+    """Compute the mean of a metric in each evaluation.
+
+    Args:
+        scores: Scores of the run.
+        evals: Columns of ``evals.csv``.
+        name: Column of the metric.
+
+    Returns:
+        Means over the episodes with a value, ``[N]``; NaN where there are none.
+    """
+    found = [mean_of_finite(evals[name][evals["env_steps"] == step]) for step in scores.env_steps]
+    return np.array(found, float)
 
 
 def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:

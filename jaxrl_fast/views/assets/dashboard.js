@@ -81,6 +81,7 @@ function update({ rows, gone }, whole) {
     if (!lines.has(row.name)) lines.set(row.name, lineOf(row));
     write(lines.get(row.name), row);
   }
+  offerMetrics(rows);
   const told = [...lines.values()].some(({ row }) => row.eval_success !== null);
   document.body.classList.toggle("without-success", !told);
   if (first) chooseFirst();

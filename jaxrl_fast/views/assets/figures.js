@@ -36,6 +36,20 @@ function showState(place, row) {
   place.title = row.error;
 }
 
+// Adds the metrics of the environments to the curves that can be drawn.
+function offerMetrics(rows) {
+  const there = new Set([...byId("of").options].map(option => option.value));
+  for (const name of new Set(rows.flatMap(row => Object.keys(row.eval_metrics)))) {
+    for (const [kind, where] of [["eval", "of greedy episodes"], ["train", "while training"]]) {
+      const value = `${kind} env/${name}`;
+      if (there.has(value)) continue;
+      const option = element("option", `${name} ${where}`);
+      option.value = value;
+      byId("of").append(option);
+    }
+  }
+}
+
 // curves: [{name, number, steps, wall_s, mean, low, high}]; number selects the color. nothing: text without curves.
 function showCurves(chart, curves, by, nothing) {
   const some = curves.filter(curve => curve.mean.length);

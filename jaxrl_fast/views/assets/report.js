@@ -7,7 +7,7 @@ const WORDS = { compiling: "⏳ compiling", training: "▶ running", evaluating:
                 stopped: "■ stopped", failed: "✗ failed", dead: "✗ dead: its process is gone", unknown: "state unknown" };
 const RATES = [["sampling_hz", "sampling, steps/s"], ["update_hz", "updates/s"], ["update_frame_hz", "update frame rate, samples/s"]];
 const NOT_METRICS = new Set(["env_steps", "wall_s", "updates", "episodes", "seed", ...RATES.map(([name]) => name)]);
-const WANTED = [/^episode_return$/, /^episode_length$/, /loss$/, /entropy$/, /kl$/, /temperature$/, /q_mean$/, /learning_rate$/];
+const WANTED = [/^episode_return$/, /^episode_length$/, /loss$/, /entropy$/, /kl$/, /temperature$/, /q_mean$/, /learning_rate$/, /^env\//];
 const shown = new Set();
 let axis = "env_steps";
 
@@ -83,9 +83,15 @@ function showLearning() {
   const all = [...lines, ...referenceLine(lines)];
   showKeys(place, all);
   new charts.Chart(place, { height: innerWidth < 600 ? 260 : 360 }).show(all, axis);
-  const successes = runs.map(({ name, scores }, i) => (
-    { label: name, x: scores[axis], y: scores.success, points: true, color: i, dash: single ? [] : charts.dash(i) })).filter((line) => line.y.length);
-  if (successes.length) new charts.Chart(place, { title: "success, % of the episodes", height: 170, fromZero: true }).show(successes, axis);
+  showOfEpisodes(place, "success", { title: "success, % of the episodes", fromZero: true });
+  for (const name of new Set(runs.flatMap((run) => Object.keys(run.scores).filter((key) => key.startsWith("env/")))))
+    showOfEpisodes(place, name, { title: `${name} of the greedy episodes` });
+}
+
+function showOfEpisodes(place, key, look) {
+  const lines = runs.map(({ name, scores }, i) => (
+    { label: name, x: scores[axis], y: scores[key] || [], points: true, color: i, dash: single ? [] : charts.dash(i) })).filter((line) => line.y.some((value) => value != null));
+  if (lines.length) new charts.Chart(place, { height: 170, ...look }).show(lines, axis);
 }
 
 function metricLines(name) {

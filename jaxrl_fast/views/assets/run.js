@@ -14,6 +14,7 @@ function showFigures(row) {
     return: row.unevaluated || score(row.eval_return),
     best: score(row.best_return),
     ...(row.eval_success === null ? {} : { success: percent(row.eval_success) }),
+    ...Object.fromEntries(Object.entries(row.eval_metrics).map(([metric, value]) => [metric, score(value)])),
     "return while training": score(row.episode_return),
     "steps/s": si(row.sampling_hz),
     "updates/s": si(row.update_hz),
@@ -61,6 +62,7 @@ async function update({ rows: [row] }) {
     return;
   }
   showFigures(row);
+  offerMetrics([row]);
   await Promise.all([showDetails(), showCurve()]);
 }
 
