@@ -284,3 +284,23 @@ def test_a_function_in_python_is_a_network_and_its_path_is_stored(nets: Path):
 def test_a_wrong_network_is_one_line(nets: Path, options: dict, expected: str):
     with pytest.raises(ValueError, match=re.escape(expected)):
         jf.dqn(**options).build(jf.make_env("cartpole", num_envs=4).spec, 4)
+
+
+def test_commands_take_a_run_of_the_library(folder: Path, commands: Commands):
+    from my_algos import awr
+
+    env = jf.make_env("cartpole", num_envs=4)
+    for name, algorithm in (("plain", jf.ppo(rollout_length=16, num_minibatches=2)), ("own", awr(rollout_length=16))):
+        jf.learn(env, algorithm, total_steps=64, eval_every=64, eval_episodes=2, run_dir=name)
+    assert command_lines(read_run(folder / "plain")) == []  # none that would fail
+    assert "such as env=cartpole" in refused(commands, folder, "evaluate", "plain")
+    assert "observations or actions differ" in commands.run(folder, "evaluate", "plain", "env=pendulum").err
+    for words in (
+        ["evaluate", "plain", "env=cartpole", "episodes=2"],
+        ["render", "plain", "env=cartpole", "seconds=1", "width=64"],
+        ["export", "plain", "formats=jax"],
+        ["evaluate", "own", "env=cartpole", "algo=custom", OWN, "episodes=2"],
+        ["export", "own", OWN, "formats=jax"],
+    ):
+        ended = commands.run(folder, *words, trains=True)
+        assert ended.status == 0, (words, ended.err)

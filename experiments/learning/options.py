@@ -7,6 +7,7 @@ rows with host environments need Gymnasium.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ PAGE = ROOT / "docs" / "options.md"
 SEEDS, EPISODES = 3, 20
 HEAD = """# What options bring
 
-`python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md`
+`python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md` or of an example
 and the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last greedy
 evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor, for all
 three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as "works,
@@ -42,6 +43,11 @@ FIVE = "algo.updates_per_tick=5"
 POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4")
 RUNNER = ("env=hopper", "algo=sac", "tuned=false", "total_steps=20_000", "num_envs=4")
 CROSSING = ("env=traffic_junction_4", "algo=pqn_vdn", "tuned=false", "total_steps=400_000")
+GOALS = ("env=custom", "algo=custom", "num_envs=16", "algo.share=0")
+BITS = (*GOALS, "env.make=examples.hindsight.bits", "algo.make=examples.hindsight.dqn", "total_steps=60_000")
+ARM = (*GOALS, "env.make=examples.hindsight.arm", "algo.make=examples.hindsight.sac", "total_steps=40_000")
+SEA = ("env=custom", "env.make=examples.curiosity.deep_sea", "algo=custom", "algo.make=examples.curiosity.ppo")
+SEA += ("num_envs=16", "total_steps=700_000", "algo.bonus_weight=0")
 
 
 class Row(NamedTuple):
@@ -86,6 +92,11 @@ ROWS: dict[str, Row] = {
     "dqn epsilon_spread": Row(POLE, ("algo.epsilon=0.4", "algo.epsilon_spread=7")),
     "dqn IQN": Row((*POLE[:3], "total_steps=20_000", "num_envs=4"), ("algo.value_head=implicit", "algo.num_atoms=8")),
     "dqn noisy": Row(POLE, ("algo.noisy=true", "algo.epsilon=0")),
+    "own hindsight, DQN": Row(BITS, ("algo.share=0.8",)),
+    "own hindsight, SAC": Row(ARM, ("algo.share=0.8",)),
+    "own bonus, size 10": Row((*SEA, "+env.size=10"), ("algo.bonus_weight=3",)),
+    "own bonus, size 12": Row((*SEA, "+env.size=12"), ("algo.bonus_weight=3",)),
+    "own bonus, size 15": Row((*SEA, "+env.size=15"), ("algo.bonus_weight=3",)),
     "pqn_vdn mixer": Row(CROSSING, ("algo.mixer=qmix",)),
 }
 """Rows by algorithm and option."""
@@ -109,7 +120,8 @@ def run(words: tuple[str, ...], core: int) -> dict[str, Any]:
         folder, before = Path(place) / "run", processor_s()
         asked = [*words, f"num_seeds={SEEDS}", f"eval.episodes={EPISODES}", "checkpoint.keep=0", "log=none"]
         command = ["taskset", "-c", str(core), sys.executable, "-m", "jaxrl_fast.train", *asked, f"run_dir={folder}"]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        found: dict[str, Any] = dict(env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, **found)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
         return {"returns": read_curve(folder)[-1]["returns"], "seconds": processor_s() - before}
