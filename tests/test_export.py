@@ -374,7 +374,10 @@ def test_a_damaged_policy_is_one_line(tmp_path, file):
         (["runs/nowhere"], "runs/nowhere contains no policy: write the path of a run's folder, such as runs/latest"),
         ([], "write the path of one run's folder, such as runs/latest"),
         (["a", "b"], "write the path of one run's folder, such as runs/latest"),
-        (["a", "episodes=3"], "unknown key 'episodes': the keys of export are formats, agent and algo.make"),
+        (
+            ["a", "episodes=3"],
+            "unknown key 'episodes': the keys of export are formats, agent, algo.make and algo.network",
+        ),
         (["a", "agent=x"], "agent=x: write the number of an agent, from 0"),
         (["a", "formats=jax,pt"], "formats=jax,pt: 'pt' is not one of jax, onnx"),
     ],

@@ -257,7 +257,7 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
     return rates
 
 
-FACTS = ("env", "env.id", "env.make", "algo", "total_steps", "num_seeds")
+FACTS = ("env", "env.id", "env.make", "algo", "algo.make", "total_steps", "num_seeds")
 """Settings that ``run.json`` repeats, in addition to ``eval.every``."""
 
 

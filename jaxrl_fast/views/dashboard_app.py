@@ -94,7 +94,8 @@ def row_of(name: str, facts: Facts) -> RunRow:
         trained_s = max(elapsed_s - (_number(facts.get("compile_s")) or 0.0), 0.0)
         left_s = max(total - steps, 0.0) * trained_s / steps
     env = _text(facts.get("env.id") or facts.get("env.make") or facts.get("env"))
-    texts = {"name": name, "env": env, "algo": _text(facts.get("algo")), "error": _text(facts.get("error"))}
+    algo = _text(facts.get("algo.make") or facts.get("algo"))
+    texts = {"name": name, "env": env, "algo": algo, "error": _text(facts.get("error"))}
     texts["unevaluated"] = UNEVALUATED[0] if facts.get("eval.every") == 0 else ""
     measured = facts.get("eval_metrics")
     metrics = {_text(name): _number(x) for name, x in measured.items()} if isinstance(measured, dict) else {}

@@ -107,10 +107,10 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
         Values for JSON.
     """
     scores, metrics = scores_of(view.evals), thinned(view.metrics)
-    env, algo = (view.status.get(g) or name_of(view.settings, g) for g in ("env", "algo"))
+    env, algo = (name_of(view.settings, g) or view.status.get(g, "") for g in ("env", "algo"))
     return {
         "name": name or str(view.path),
-        "title": f"{name_of(view.settings, 'env') or env}, {algo}",
+        "title": f"{env}, {algo}",
         "state": view.state,
         "error": view.status.get("error"),
         "progress": [view.status.get("env_steps"), view.status.get("total_steps")],
