@@ -149,15 +149,15 @@ def add_metrics(kinds: Mapping[str, str], before: MetricTotals, values: Any, xp:
     Returns:
         Totals after the step.
     """
-    (total, count), told = before, ~xp.isnan(values)
-    given = xp.where(told, values, np.float32(0.0))
-    added, number = total + given, count + told
+    (total, count), reported = before, ~xp.isnan(values)
+    given = xp.where(reported, values, np.float32(0.0))
+    added, number = total + given, count + reported
     if "max" in kinds.values():
-        larger = xp.where(told & ((count <= 0.0) | (given > total)), given, total)
+        larger = xp.where(reported & ((count <= 0.0) | (given > total)), given, total)
         added = xp.where(_are(kinds, "max", 2), larger, added)
     if "last" in kinds.values():
         last = _are(kinds, "last", 2)
-        added, number = xp.where(last, given, added), xp.where(last, told.astype(np.float32), number)
+        added, number = xp.where(last, given, added), xp.where(last, reported.astype(np.float32), number)
     return MetricTotals(added, number)
 
 
@@ -187,8 +187,8 @@ def of_values(values: Any, xp: Any = np) -> MetricTotals:
     Returns:
         Totals ``[..., K]``.
     """
-    told = ~xp.isnan(values)
-    return MetricTotals(xp.where(told, values, np.float32(0.0)), told.astype(np.float32))
+    reported = ~xp.isnan(values)
+    return MetricTotals(xp.where(reported, values, np.float32(0.0)), reported.astype(np.float32))
 
 
 def by_metric(kinds: Iterable[str], values: Any) -> dict[str, Any]:
@@ -235,9 +235,9 @@ def metric_sums(kinds: Iterable[str], done: Any, values: Any, axes: tuple[int, i
     Returns:
         Sum and number of episodes of each metric, by column.
     """
-    told = done[..., None] & xp.isfinite(values)
-    sums = by_metric(kinds, xp.where(told, values, np.float32(0.0)).sum(axes, dtype=np.float32))
-    numbers = by_metric(kinds, told.sum(axes, dtype=np.int32))
+    reported = done[..., None] & xp.isfinite(values)
+    sums = by_metric(kinds, xp.where(reported, values, np.float32(0.0)).sum(axes, dtype=np.float32))
+    numbers = by_metric(kinds, reported.sum(axes, dtype=np.int32))
     named = {f"{column_of(name)}{SUM}": value for name, value in sums.items()}
     return named | {f"{column_of(name)}{EPISODES}": value for name, value in numbers.items()}
 

@@ -130,6 +130,18 @@ def fault_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{'' if place is None else f' ({place})'}"
 
 
+def names_code(value: Any) -> bool:
+    """Check whether a setting is the path of a function, as `import_function` takes it, and not a name.
+
+    Args:
+        value: Value of a setting.
+
+    Returns:
+        True for a text with a dot or a colon.
+    """
+    return isinstance(value, str) and ("." in value or ":" in value)
+
+
 def import_function(path: str, key: str) -> Callable[..., Any]:
     """Import a user's function.
 

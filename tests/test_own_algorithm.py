@@ -303,3 +303,18 @@ def test_commands_take_a_run_of_the_library(folder: Path, commands: Commands):
     ):
         ended = commands.run(folder, *words, trains=True)
         assert ended.status == 0, (words, ended.err)
+
+
+def test_a_path_with_a_colon_is_code_too(nets: Path, commands: Commands):
+    """``os:system`` has no dot; a folder that names it executed it."""
+    (nets / "my_nets.py").write_text("from pathlib import Path\nPath('executed').touch()\n" + TORSO)
+    words = [word for word in SMALL if word != "algo=custom"] + ["algo=ppo", "algo.num_minibatches=2"]
+    assert commands.run(nets, "train", *words, "run_dir=run", trains=True).status == 0
+    description = nets / "run" / "policy" / "policy.json"
+    made = json.loads(description.read_text())
+    made["made_by"]["options"]["network"] = "my_nets:attend"
+    description.write_text(json.dumps(made))
+    config = nets / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("network: mlp", "network: my_nets:attend"))
+    for command in ("evaluate", "render", "export"):
+        assert "algo.network=my_nets:attend again" in refused(commands, nets, command, "run")

@@ -347,8 +347,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
 
     def step(rows: slice) -> None:
         arrays.terminated[rows] = arrays.truncated[rows] = False
-        rewards: list[Any] = []
-        values: list[list[float]] = []
+        rewards, values = list[Any](), list[list[float]]()
         try:
             for step_one, row, action in zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True):
                 obs, reward, terminated, truncated, info = step_one(action)

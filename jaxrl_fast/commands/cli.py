@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
 
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM
 from jaxrl_fast.commands.layers import read_file, require_named_again
 from jaxrl_fast.commands.run_config import (
     NEEDS,
@@ -44,7 +44,7 @@ from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, read_word, run_keys, written
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.system import place_of
+from jaxrl_fast.system import names_code, place_of
 from jaxrl_fast.training.run_folder import lacking_letters
 
 WIDTH = 80
@@ -220,7 +220,7 @@ def train_help(words: Sequence[str] = ()) -> str:
             "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
             "algorithms (algo=...); all keys of one: train env=cartpole algo=dqn --help",
-            *_listed([*ALGORITHMS, "custom"]),
+            *_listed([*ALGORITHMS, CUSTOM]),
             "placements (placement=...)",
             f"  {AUTO:<16} The fastest measured placement for env and algo.",
             *_described(PLACEMENTS, lambda place: place.__doc__),
@@ -450,7 +450,7 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
         )
     else:
         run = compose(settings)
-    own = run.algo not in ALGORITHMS or "." in run.algo_options.get("network", "")
+    own = run.algo not in ALGORITHMS or names_code(run.algo_options.get("network"))
     return run, load_policy(folder / policy, algorithm=make_algorithm(run) if own else None)
 
 

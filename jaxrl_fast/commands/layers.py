@@ -13,6 +13,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.system import names_code
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 
@@ -89,7 +90,7 @@ def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[s
     """
     for key in CODE:
         name = named.get(key)
-        if "." in str(name) and given.get(key) is None:
+        if names_code(name) and given.get(key) is None:
             raise ConfigError(
                 f"{folder} names {key}={name}, and code that a folder names is not executed: write {key}={name} again "
                 "if you trust it"

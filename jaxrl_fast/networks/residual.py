@@ -3,7 +3,6 @@ layer norms as in SimBa (arXiv 2410.09754), and a user's.
 """
 
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.networks.convolutions import Precision, dot_of
-from jaxrl_fast.system import fault_of, import_function, path_of
+from jaxrl_fast.system import fault_of, import_function, names_code, path_of
 
 EXPANSION = 4
 """Width of the hidden layer of a residual block, relative to the block's width."""
@@ -120,7 +119,7 @@ def own_torso(network: Any, hidden: tuple[int, ...], activation: Callable[[jax.A
         if len(set(hidden)) != 1:
             raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
         return Simba(hidden, activation)
-    if isinstance(network, str) and not re.search(r"[.:]", network):
+    if isinstance(network, str) and not names_code(network):
         raise ValueError(f"network={network}: write mlp, simba or my_package.make")
     make = import_function(network, "algo.network") if isinstance(network, str) else network
     try:

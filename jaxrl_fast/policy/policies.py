@@ -22,7 +22,7 @@ from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
 from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
-from jaxrl_fast.system import path_of, replace_file
+from jaxrl_fast.system import names_code, path_of, replace_file
 
 FORMAT_VERSION, BY_POSITION = 3, 1
 """Current file format, and an older one, with numbered arrays; all from 1 on can be read."""
@@ -197,8 +197,8 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
                 f"this version has no algo={made_by['algo']}, which made the policy: if it is your own, write "
                 f"algo.make={make}, or load_policy(path, algorithm=...)"
             )
-        own = made_by["options"].get("network", "mlp")
-        if algorithm is None and "." in own:
+        own = made_by["options"].get("network")
+        if algorithm is None and names_code(own):
             raise ValueError(
                 f"its network {own} is your own, and code that a folder names is not executed: write "
                 f"algo.network={own} again, or load_policy(path, algorithm=jf.{made_by['algo']})"

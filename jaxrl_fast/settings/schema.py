@@ -21,6 +21,7 @@ from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
 from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, numbers_of, one_of
+from jaxrl_fast.system import names_code
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -479,7 +480,7 @@ def named_again(settings: Mapping[str, Any]) -> list[str]:
         ``algo.make=...`` and ``algo.network=...`` of a user's algorithm or network, or nothing.
     """
     algo = settings["algo"] if isinstance(settings.get("algo"), dict) else {}
-    return [f"algo.{name}={algo[name]}" for name in ("make", "network") if "." in (algo.get(name) or "")]
+    return [f"algo.{name}={algo[name]}" for name in ("make", "network") if names_code(algo.get(name))]
 
 
 def read_word(word: str) -> tuple[str, Any]:

@@ -390,9 +390,9 @@ def command_lines(view: RunView) -> list[list[str]]:
     Returns:
         Rows of purpose and command; none of a run of `jaxrl_fast.learn`, which has no ``config.yaml``.
     """
-    folder, own = str(view.path), named_again(view.settings)
     if not (view.path / "config.yaml").is_file():  # of `jaxrl_fast.learn`
         return []
+    folder, own = str(view.path), named_again(view.settings)
     rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
     rows += [("resume", "train", f"resume={folder}", *own)] if (view.path / "checkpoints").is_dir() else []
     if (view.path / "policy").is_dir():
