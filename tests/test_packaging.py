@@ -234,6 +234,43 @@ assert not jax_has_started(), "a device was touched"
     assert done.returncode == 0, done.stderr
 
 
+ONLY_DECLARED = """
+import importlib.metadata as metadata, re, sys
+from packaging.requirements import Requirement
+
+def key(name):
+    return re.sub("[-_.]+", "-", name).lower()
+
+declared, left = set(), ["jaxrl_fast"]
+while left:
+    name = key(left.pop())
+    if name not in declared:
+        declared.add(name)
+        needs = [Requirement(line) for line in metadata.requires(name) or ()]
+        left += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+belongs = metadata.packages_distributions()
+hidden = {top for top, names in belongs.items() if not declared & set(map(key, names))} - {"packaging"}
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+"""Of the installed packages, Python finds those that a plain install of ours brings."""
+
+
+def test_a_plain_install_trains_without_a_package_that_nobody_declares(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(ONLY_DECLARED)
+    cache = {"JAXRL_FAST_CACHE": str(tmp_path / "cache")}
+    variables = {**os.environ, **cache, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    line = [sys.executable, "-m", "jaxrl_fast.train", "env=cartpole", *TINY, f"run_dir={tmp_path / 'run'}"]
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cache").is_dir()  # programs were stored
+
+
 def build(source: Path, into: Path) -> Path:
     """Build a wheel of ``source``, a folder or a source distribution."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
