@@ -119,7 +119,7 @@ def test_every_batch_takes_the_same_share_of_each_logical_shard():
 
 
 def test_the_number_of_shards_depends_on_sizes_alone():
-    assert jax.device_count() > 1
+    assert len(jax.devices()[:2]) == 2
     assert [logical_shards(*sizes) for sizes in ((64, 256), (12, 256), (3, 256), (64, 6))] == [8, 4, 1, 2]
 
 

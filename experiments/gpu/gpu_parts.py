@@ -196,7 +196,7 @@ def timed(bench: Bench, jobs: tuple[Job, ...]) -> Rows:
 def reach(bench: Bench, goal: ToReturn, folder: Path) -> Row:
     """Train, and read when the goal was reached."""
     began = time.time()
-    words = ("-m", "jaxrl_fast.train", *goal.words.split(), f"run_dir={folder}")
+    words = ("-m", "jaxrl_fast.train", *goal.words.split(), f"stop.return={goal.goal}", f"run_dir={folder}")
     ended = bench.processes.command(words, bench.plan.fresh, goal.limit_s)
     scores = scores_of(read_columns(folder / "evals.csv"))
     if not scores.wall_s.size:
@@ -206,7 +206,8 @@ def reach(bench: Bench, goal: ToReturn, folder: Path) -> Row:
     seconds = [before_s + float(s) for s in scores.wall_s]
     reached = next((i for i, mean in enumerate(means) if mean >= goal.goal), None)
     summary = folder / "summary.json"
-    failure = {"error": last_line(ended)} if ended.status not in (0, STOPPED) else {}
+    failed = reached is None and ended.status not in (0, STOPPED)
+    failure = {"error": last_line(ended)} if failed else {}
     return failure | {
         "words": goal.words,
         "goal": goal.goal,

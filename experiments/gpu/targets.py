@@ -72,11 +72,12 @@ ROWS = {
 HEAD = """# Predicted cost on a GPU or a TPU
 
 `python experiments/gpu/targets.py` writes this page. `python -m jaxrl_fast.explain ... target=h100` prints the same
-figures for any run. **Nothing here was measured.** XLA (JAX 0.10.2) compiled the programs for these devices on a
-machine without them. Figures are per device. Kernels (copies included), launches and collectives are facts of the
-compiled program. Times are a band, so trust only large differences. On a GPU each kernel takes the time of XLA's
-device model, and at least 1 µs (lower end) or 4 µs (upper end). A TPU starts a program as a whole, so its band runs
-from the roofline to XLA's model. A *tick* is one round of training: environment steps, then updates.
+figures for any run. **Nothing here was measured**: XLA (JAX 0.10.2) compiled the programs for these devices on a
+machine without them. One H200 was measured since; its figures stand next to the predictions in
+`experiments/results/nvidia-h200/README.md`. Figures are per device. Kernels (copies included), launches and collectives
+are facts of the compiled program. Times are a band, so trust only large differences. On a GPU each kernel takes the
+time of XLA's device model, and at least 1 µs (lower end) or 4 µs (upper end). A TPU starts a program as a whole, so its
+band runs from the roofline to XLA's model. A *tick* is one round of training: environment steps, then updates.
 """
 
 
