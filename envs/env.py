@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_fast.core import (
     EnvSpec,
     EpisodeTotals,
+    Made,
     Metrics,
     PyTree,
     Timestep,
@@ -186,11 +187,8 @@ def sum_episodes(done: jax.Array, episode: EpisodeTotals) -> Metrics:
         Number of episodes, and sums of their returns and lengths.
     """
     done &= episode.length > 0  # excludes steps that a lost worker did not make
-    return {
-        "episodes": jnp.sum(done, dtype=jnp.int32),
-        "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),
-        "episode_length_sum": jnp.sum(jnp.where(done, episode.length, 0)),
-    }
+    returns, lengths = (jnp.sum(jnp.where(done, x, 0)) for x in (episode.returns, episode.length))
+    return {"episodes": jnp.sum(done, dtype=jnp.int32), "episode_return_sum": returns, "episode_length_sum": lengths}
 
 
 def sum_metrics(spec: EnvSpec, done: jax.Array, episode: EpisodeTotals) -> Metrics:
@@ -224,6 +222,7 @@ class VecEnv(NamedTuple):
         env: The single environment that is copied, or None.
         sums: ``(done [T, E], totals [T, E]) -> metrics``, sums over the episodes that ended in a rollout, outside of
             its scan, because a sum over ``E`` is an all-reduce.
+        made: How `jaxrl_fast.make_env` made it; None if another function did.
     """
 
     spec: EnvSpec
@@ -233,6 +232,7 @@ class VecEnv(NamedTuple):
     step: Callable[[VecState, jax.Array, jax.Array, PyTree, jax.Array | int], tuple[VecState, Timestep]]
     env: Env | None = None
     sums: Callable[[jax.Array, EpisodeTotals], Metrics] = sum_episodes
+    made: Made | None = None
 
 
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:

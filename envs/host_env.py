@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.core import EnvSpec, Made
 
 MAX_STEPS = 2**31
 """Where the step counter of a sampling state, an int32, wraps around to 0."""
@@ -86,6 +86,7 @@ class HostEnv(NamedTuple):
         watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values outside of their
             spaces to ``tell``. None with EnvPool.
         draws: Whether an environment made with a camera has pictures, according to its metadata.
+        made: How `jaxrl_fast.make_env` made it; None if another function did.
     """
 
     spec: EnvSpec
@@ -108,3 +109,4 @@ class HostEnv(NamedTuple):
     require_inside: Callable[[Any, Callable[[int], str]], None] | None = None
     watched: Callable[[int, Callable[[str], None]], "HostEnv"] | None = None
     draws: bool = False
+    made: Made | None = None

@@ -10,6 +10,7 @@ episode ends ``[T, E]``. A dictionary observation reserves two keys: `STATE` is 
 """
 
 import math
+import operator
 import zlib
 from collections.abc import Callable
 from numbers import Real
@@ -172,6 +173,34 @@ class EnvSpec(NamedTuple):
     arguments: str = ""
     goal_reward: Callable[[PyTree, PyTree], jax.Array] | None = None
     metrics: dict[str, str] = NO_KINDS
+
+
+class Made(NamedTuple):
+    """How an environment or an algorithm was made.
+
+    Attributes:
+        name: Name of the function.
+        arguments: All its arguments by name, defaults included; without functions that are defaults.
+        result: Its result. What differs from it was changed since, and the arguments do not make it again.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    result: Any
+
+
+def made_by(result: Any) -> Made | None:
+    """Return how an environment or an algorithm was made.
+
+    Args:
+        result: Environment or algorithm with a field ``made``.
+
+    Returns:
+        None if it was made in another way, or changed since.
+    """
+    made = result.made
+    is_same = made is not None and all(map(operator.is_, result._replace(made=None), made.result))
+    return made if is_same else None
 
 
 class EpisodeTotals(NamedTuple):

@@ -16,6 +16,7 @@ from rich.console import Console
 from jaxrl_fast import IMPORT_START_S
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.env_cache import store_of
+from jaxrl_fast.commands.layers import is_of_learn
 from jaxrl_fast.commands.prepare import (
     Prepared,
     add_to_summary,
@@ -88,7 +89,8 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     algorithm = make_algorithm(run)
     settings = flat_settings(run)
     keep = partial(store_of, keeper, settings) if keeper is not None else lambda program: None
-    job = make_job(env, algorithm, job_options(run), settings, keep)
+    of_learn = run.resume is not None and is_of_learn(read_description(Path(run.resume)).settings)
+    job = make_job(env, algorithm, job_options(run), None if of_learn else settings, keep)
     check_placed(job.graph, job.placement, run.num_seeds)
     earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
     folder = Path(hosts.decide(lambda: stack.enter_context(new_folder(run))))

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,13 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from many_commands import Commands
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.commands.run_config import compose, make_algorithm, with_defaults
+from jaxrl_fast.learning.run_graph import GraphOptions
+from jaxrl_fast.numerics.losses import clipped_surrogate
 from jaxrl_fast.numerics.optimizers import has_choices
-from jaxrl_fast.settings.schema import ConfigError, read_value
+from jaxrl_fast.settings.schema import ConfigError, EvalOptions, read_value
 from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.training.job import JobOptions, config_of_job
+from jaxrl_fast.training.run_folder import read_run
+from jaxrl_fast.views.report_page import command_lines
 
 
 @pytest.fixture(scope="module")
@@ -420,3 +428,92 @@ def test_a_run_without_evaluations(env, algo, tmp_path):
     assert jf.load_policy(tmp_path / "a").spec.name == env.spec.name
     resumed = jf.learn(env, algo, total_steps=80, num_seeds=2, eval_every=0, resume=tmp_path / "a", evaluator=evaluate)
     assert resumed.summary["env_steps"] == 80
+
+
+RUN = """import jaxrl_fast as jf
+env = jf.make_env({env}, num_envs=4)
+algorithm = jf.{algo}
+stopped = []
+def stop():
+    stopped.append(0)
+    return {stops} and len(stopped) > 8
+jf.learn(env, algorithm, total_steps=960, seed=3, eval_episodes=2, run_dir="{folder}", log="none", should_stop=stop)"""
+RUNS = {
+    "ppo": ("'cartpole'", "ppo(rollout_length=16, num_minibatches=2, learning_rate='linear:3e-4:0')"),
+    "sac": ("'pendulum'", "sac(batch_size=16, warmup_steps=100, policy_hidden=(16,), precision='bf16')"),
+    "dqn, on the host": ("'gymnasium', id='CartPole-v1', pool={'workers': 1}", "dqn(warmup_steps=100, batch_size=8)"),
+}
+
+
+def params_of(folder: Path) -> bytes:
+    return (folder / "policy" / "params.msgpack").read_bytes()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_command_repeats_and_resumes_a_run_of_the_library(name: str, tmp_path: Path, commands: Commands):
+    env, algo = RUNS[name]
+    for folder, stops in (("whole", False), ("cut", True)):
+        lines = RUN.format(env=env, algo=algo, folder=folder, stops=stops).splitlines()
+        ended = commands.run(tmp_path, "python", *lines, trains=True)
+        assert ended.status == 0, ended.err
+    for words in (["config=whole/config.yaml", "run_dir=again"], ["resume=cut"]):
+        ended = commands.run(tmp_path, "train", *words, trains=True)
+        assert ended.status == 0, ended.err
+    assert params_of(tmp_path / "again") == params_of(tmp_path / "whole")
+    if "host" not in name:  # whose episodes begin anew
+        assert params_of(tmp_path / "cut") == params_of(tmp_path / "whole")
+    assert [row[1].split()[-1] for row in command_lines(read_run(tmp_path / "whole"))]
+    for command in ("evaluate", "render", "export"):
+        shorter = {"evaluate": "episodes=2", "render": "seconds=1", "export": "formats=jax"}[command]
+        if command != "render" or "host" not in name:
+            assert commands.run(tmp_path, command, "whole", shorter, trains=True).status == 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_config_of_a_run_of_the_library_makes_its_algorithm_again(name: str, tmp_path: Path):
+    factory, taken = ALGORITHMS[name], inspect.signature(ALGORITHMS[name]).parameters
+    probe = "two_credit" if name in ("ippo", "mappo", "pqn_vdn") else "value"
+    env = jf.make_env("probe", id=probe, num_envs=4)
+    sizes = {"discount": 0.9, "learning_rate": jf.Linear(1e-3, 0.0), "n_step": 3, "layer_norm": True}
+    algorithm = factory(**{n: value for n, value in sizes.items() if n in taken})
+    file = tmp_path / "config.yaml"
+    file.write_text(config_of_job(env, algorithm, options_of(total_steps=1_000)))
+    run = compose([f"config='{file}'"])
+    again = make_algorithm(with_defaults(run, env.spec))
+    assert again.hyper == algorithm.hyper and again.options == algorithm.options
+    arguments = {**algorithm.made.arguments, **algorithm.sizes(env.num_envs)}
+    assert again.made.arguments == arguments
+    assert (run.total_steps, run.num_envs, run.eval.episodes) == (1_000, 4, 7)
+
+
+def options_of(**given: Any) -> JobOptions:
+    return JobOptions(
+        **{
+            **dict(total_steps=64, seed=0, num_seeds=1, graph=GraphOptions(), placement="fused", devices=None),
+            **dict(eval=EvalOptions(episodes=7), checkpoints=jf.Checkpoints(), resume=None, debug=False, **given),
+        }
+    )
+
+
+def same_losses(*args: Any, **given: Any) -> Any:
+    return clipped_surrogate(*args, **given)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda env, algo: (env._replace(step=lambda *args: env.step(*args)), algo),
+        lambda env, algo: (env._replace(spec=env.spec._replace(frame_stack=2)), algo),
+        lambda env, algo: (env, algo._replace(hyper=algo.hyper._replace(discount=0.5))),
+        lambda env, algo: (env, algo._replace(build=lambda spec, num_envs: algo.build(spec, num_envs))),
+        lambda env, algo: (env, jf.ppo(policy_loss=same_losses)),
+        lambda env, algo: (env, jf.ppo(network=lambda spec: None)),
+        lambda env, algo: (env, jf.ppo(learning_rate=lambda progress: 1e-3 * progress)),
+        lambda env, algo: (jf.envs.make_vec("cartpole", num_envs=4), algo),
+        lambda env, algo: (jf.make_env("custom", make=lambda: jf.envs.make("cartpole"), num_envs=4), algo),
+    ],
+)
+def test_a_run_that_the_command_would_not_repeat_has_no_config(change: Callable[..., Any]):
+    made = jf.make_env("cartpole", num_envs=4), jf.ppo()
+    assert config_of_job(*made, options_of())
+    assert config_of_job(*change(*made), options_of()) == ""

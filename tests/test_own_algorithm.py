@@ -285,10 +285,10 @@ def test_a_wrong_network_is_one_line(nets: Path, options: dict, expected: str):
         jf.dqn(**options).build(jf.make_env("cartpole", num_envs=4).spec, 4)
 
 
-def test_commands_take_a_run_of_the_library(folder: Path, commands: Commands):
+def test_commands_take_a_run_of_the_library_with_an_environment_of_ones_own(folder: Path, commands: Commands):
     from my_algos import awr
 
-    env = jf.make_env("cartpole", num_envs=4)
+    env = jf.envs.make_vec("cartpole", num_envs=4)  # of which nobody recorded how it was made
     for name, algorithm in (("plain", jf.ppo(rollout_length=16, num_minibatches=2)), ("own", awr(rollout_length=16))):
         jf.learn(env, algorithm, total_steps=64, eval_every=64, eval_episodes=2, run_dir=name)
     assert command_lines(read_run(folder / "plain")) == []  # none that would fail

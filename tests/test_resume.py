@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import inspect
 import json
 import subprocess
 import sys
@@ -16,6 +17,10 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime.graph import init
+from jaxrl_fast.settings.schema import SWITCHES
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.episodes import vectorize
 
@@ -227,12 +232,39 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
         ({"overlap": "all"}, "overlap was none in .* and is all"),
         ({"shards": 16}, "shards was 8 in .* and is 16: a resumed run needs the settings it was started with"),
         ({"total_steps": 32}, "the run is complete"),
+        (
+            {"algorithm": tiny_ppo(max_kl=0.02)},
+            r"max_kl was 0.0 in .* and is 0.02: .* not from or to 0; start a new run",
+        ),
+        (
+            {"algorithm": tiny_ppo(desired_kl=jf.Linear(0.02, 0.01))},
+            r"desired_kl was 0.0 in .* and is linear.* not from",
+        ),
     ],
 )
 def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes, message):
     told = {"env": line(discrete=True), "algorithm": tiny_ppo(), "total_steps": 640, "eval_episodes": 2, **changes}
     with pytest.raises(ValueError, match=message):
         jf.learn(**told, resume=finished, tell=quiet)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_rates_that_a_resumed_run_cannot_switch_on_are_those_that_add_a_state(algo):
+    of_several = {"two_credit": ("ippo", "mappo", "pqn_vdn"), "action_continuous": ("sac", "td3", "flash_sac")}
+    probe = next((probe for probe, names in of_several.items() if algo in names), "observation")
+    env = jf.make_env("probe", id=probe, num_envs=4)
+    adamw = {"optimizer": "adamw"} if "optimizer" in inspect.signature(ALGORITHMS[algo]).parameters else {}
+
+    def state_of(**options: float) -> Any:
+        algorithm = ALGORITHMS[algo](**options, **adamw)
+        graph, _ = build_graph(env, algorithm, GraphOptions(total_steps=1_000))
+        return jax.eval_shape(lambda key: init(graph, key, algorithm.hyper), jax.random.key(0)).private
+
+    taken, plain = inspect.signature(ALGORITHMS[algo]).parameters, state_of()
+    off = [name for name in ALGORITHMS[algo]().hyper._fields if name in taken and taken[name].default == 0.0]
+    assert {f"algo.{name}" for name in off if state_of(**{name: 0.02}) != plain} == {
+        key for key in SWITCHES if key.removeprefix("algo.") in off
+    }
 
 
 @pytest.fixture(scope="module")

@@ -426,8 +426,8 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
     Args:
         folder: Folder of the run.
         policy: Subfolder of the policy.
-        settings: Words of settings that replace the run's, such as ``algo.make=my_package.make``; of a run of
-            `jaxrl_fast.learn`, which has no ``config.yaml``, its environment.
+        settings: Words of settings that replace the run's, such as ``algo.make=my_package.make``; of a run
+            without ``config.yaml``, as runs of `jaxrl_fast.learn` may be, its environment.
 
     Returns:
         The settings and the policy.
@@ -446,7 +446,7 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
         raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
     elif "env" not in given:
         raise ConfigError(
-            f"{folder} has no config.yaml, as runs of jf.learn: add its environment, such as env=cartpole"
+            f"{folder} has no config.yaml, as runs of jf.learn may: add its environment, such as env=cartpole"
         )
     else:
         run = compose(settings)

@@ -63,12 +63,27 @@ def read_checkpoint(given: Layer) -> Layer | None:
     if run_dir is None and path.parent.parent.resolve() == Path(resume).resolve():
         given.values["run_dir"] = str(path.parent.parent)
     known = read_description(path).settings
-    if "eval.every" not in known:
-        raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
+    if is_of_learn(known):
+        config = path.parent.parent / "config.yaml"
+        if not config.is_file():
+            raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
+        known = read_file(config).values
     names = algo_keys(known["algo"]) if known.get("algo") in ALGORITHMS else {}
     require_named_again(path, known, given.values)
     earlier = {name: value for name, value in schema.EARLIER.items() if name in names}
     return Layer(f"{path}: ", {**earlier, **known})
+
+
+def is_of_learn(settings: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint was written by `jaxrl_fast.learn`, and not by the command.
+
+    Args:
+        settings: Settings that it stores.
+
+    Returns:
+        True if `jaxrl_fast.learn` took them from its arguments.
+    """
+    return "eval.every" not in settings
 
 
 CODE = "algo.make", "algo.network"

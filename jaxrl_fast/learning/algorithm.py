@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree, Transition, stable_hash
+from jaxrl_fast.core import Box, EnvSpec, Made, Metrics, PyTree, Transition, stable_hash
 from jaxrl_fast.learning.data import OnPolicyBatch as OnPolicyBatch
 from jaxrl_fast.learning.data import Prioritize as Prioritize
 from jaxrl_fast.learning.data import Relabel as Relabel
@@ -297,6 +297,7 @@ class Algorithm(NamedTuple):
             (images stacked). Raises ``ValueError`` if the algorithm does not support the environment.
         sizes: Computes the options that depend on the number of environments and the run's length and were not given.
         for_agents: Whether the algorithm requires an environment of several agents.
+        made: How a factory of this package made it; None for others.
     """
 
     name: str
@@ -305,6 +306,7 @@ class Algorithm(NamedTuple):
     build: Callable[[EnvSpec, int], Agent]
     sizes: Sizes = lambda num_envs, total_steps=None: {}
     for_agents: bool = False
+    made: Made | None = None
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:

@@ -150,9 +150,8 @@ def unroll(
         # Devices with separate agents all step the whole environment, which avoids transfers of its parts.
         env_state, ts = on_every_device(env.step(state.env, on_every_device(action), env_key, bank, t))
         done = ts.terminated | ts.truncated
-        transition = Transition(
-            state.obs, action, ts.reward, ts.next_obs, ts.terminated, ts.truncated, state.first, extras
-        )
+        outcome = ts.reward, ts.next_obs, ts.terminated, ts.truncated
+        transition = Transition(state.obs, action, *outcome, state.first, extras)
         return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
 
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))

@@ -248,9 +248,8 @@ def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: in
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         learned = {name: inputs[name] for name in agent.experience.reads}
-        private, batches = agent.experience.step(
-            private, inputs["rollout"], learned, inputs.get("statistics"), hyper, key
-        )
+        rollout, statistics = inputs["rollout"], inputs.get("statistics")
+        private, batches = agent.experience.step(private, rollout, learned, statistics, hyper, key)
         return private, {"batches": batches}, agent.experience.metrics(private)
 
     unit = f"logical shards (common divisor of {max_shards}, num_envs and the batch)"
@@ -555,14 +554,12 @@ def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
         ValueError: The rollout cannot be split equally into minibatches.
     """
     require_positive(num_epochs=data.num_epochs, num_minibatches=data.num_minibatches)
-    length = data.sequence_length or 1
-    if agent.rollout_length % length:
-        raise ValueError(f"rollout_length={agent.rollout_length} is not a multiple of sequence_length={length}")
-    sequences = num_envs * agent.rollout_length // length
+    steps, length = agent.rollout_length, data.sequence_length or 1
+    if steps % length:
+        raise ValueError(f"rollout_length={steps} is not a multiple of sequence_length={length}")
+    sequences = num_envs * steps // length
     if sequences % data.num_minibatches:
-        gives = (
-            f"num_envs={num_envs} with rollout_length={agent.rollout_length} gives {sequences} sequences of {length}"
-        )
+        gives = f"num_envs={num_envs} with rollout_length={steps} gives {sequences} sequences of {length}"
         raise ValueError(f"{gives} steps, which algo.num_minibatches={data.num_minibatches} does not divide")
     return sequences // data.num_minibatches * length
 

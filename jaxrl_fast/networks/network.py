@@ -131,11 +131,8 @@ def features(obs: PyTree) -> jax.Array:
     Returns:
         float32 ``[L, B, features]``.
     """
-    leaves = [
-        (to_real(leaf) if is_image(leaf, axes=2) else leaf.astype(jnp.float32)).reshape(*leaf.shape[:2], -1)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(obs)
-        if not is_mask(path)
-    ]
+    seen = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
+    leaves = [(to_real(x) if is_image(x, axes=2) else x.astype(jnp.float32)).reshape(*x.shape[:2], -1) for x in seen]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
 
 

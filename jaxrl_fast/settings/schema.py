@@ -36,6 +36,8 @@ EARLIER |= {"algo.network": "mlp", "algo.num_critics": 2, "algo.critic_dropout":
 EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("free_deviation", "clip_actions", "orthogonal")), False)
 EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("share_torso", "normalize_values")), False)
 """Values of settings that checkpoints until 0.2.0 do not name."""
+SWITCHES = "algo.max_kl", "algo.desired_kl", "algo.fixed_temperature"
+"""Hyper-parameters that add a state to a run, or remove one, unless they are 0: a resumed run cannot switch them."""
 
 
 class ConfigError(ValueError):

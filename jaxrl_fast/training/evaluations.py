@@ -117,11 +117,8 @@ class Evaluations:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the parameters of waiting snapshots by name, for a checkpoint."""
-        return {
-            f"{BESIDE}{snapshot.env_steps}/{name}": np.asarray(leaf)
-            for snapshot in self.waiting
-            for name, leaf in by_name(snapshot.params).items()
-        }
+        held = [(f"{BESIDE}{snapshot.env_steps}", by_name(snapshot.params)) for snapshot in self.waiting]
+        return {f"{prefix}/{name}": np.asarray(leaf) for prefix, params in held for name, leaf in params.items()}
 
     def go_on_from(self, state: TrainState, progress: Row, arrays: Mapping[str, np.ndarray]) -> None:
         """Add the snapshots of a checkpoint, from which ``state`` was restored."""

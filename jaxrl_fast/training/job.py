@@ -1,11 +1,15 @@
 """A job: the parts of a run, checked and assembled before anything is compiled, and its chunks."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import yaml
 
+from jaxrl_fast.core import made_by
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
@@ -240,6 +244,7 @@ class Job(NamedTuple):
         settings: Settings that a checkpoint stores.
         resumed: Checkpoint that is resumed, or None.
         store: Store of compiled programs, or None.
+        config: Content of ``config.yaml``, or "" if another function writes it or none can repeat the job.
     """
 
     env: VecEnv | HostEnv
@@ -255,6 +260,7 @@ class Job(NamedTuple):
     settings: Mapping[str, Any]
     resumed: resuming.Resumed | None = None
     store: Store | None = None
+    config: str = ""
 
     @property
     def num_seeds(self) -> int:
@@ -286,8 +292,9 @@ def make_job(
     """
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
+    config = ""
     if settings is None:
-        settings = settings_of_job(env, algorithm, agent, options)
+        settings, config = settings_of_job(env, algorithm, agent, options), config_of_job(env, algorithm, options)
     if not hosts.is_alone():
         check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
     plainly = isinstance(env, VecEnv) and not options.eval.share
@@ -305,7 +312,8 @@ def make_job(
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(options.seed), num_seeds)
     parts = env, algorithm, agent, graph, placed, program, plan, keys, failures
-    return Job(*parts, options, settings, resumed, keep((graph_options, placed, plan.ticks_per_chunk, num_seeds)))
+    store = keep((graph_options, placed, plan.ticks_per_chunk, num_seeds))
+    return Job(*parts, options, settings, resumed, store, config)
 
 
 def bridge_of(env: VecEnv | HostEnv, options: JobOptions) -> Bridge:
@@ -339,12 +347,51 @@ def settings_of_job(
         Settings by key of the command line.
     """
     asked = {**options.graph._asdict(), **options._asdict()}
-    named = {
-        name: asked[name]
-        for name, key in run_keys().items()
-        if key.to and (key.resume == "fixed" or name == "total_steps") and key.is_stored(asked[name])
-    }
+    keys = {name: key for name, key in run_keys().items() if key.to and key.is_stored(asked[name])}
+    named = {n: asked[n] for n, key in keys.items() if key.resume == "fixed" or n == "total_steps"}
     bound = "rollout_length updates_per_tick batch_size normalize_observations normalize_rewards".split()
     own = {**algorithm.options, **algorithm.hyper._asdict(), **{name: getattr(agent, name) for name in bound}}
     made = {"env": env.spec.name, "env.arguments": env.spec.arguments, "num_envs": env.num_envs, "algo": algorithm.name}
     return {**made, **named, **{f"algo.{key}": plain(value) for key, value in own.items()}}
+
+
+CODE = "make", "network"
+"""Arguments that may be a function: its path is written."""
+NAMELESS = "<locals>", "<lambda>", "__main__.", "function from "
+"""Parts of the paths of functions that another process cannot import, and of schedules from Python."""
+
+
+def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptions) -> str:
+    """Write the file with which the command repeats a job that was not made from a command line.
+
+    Args:
+        env: Environment.
+        algorithm: Algorithm.
+        options: Options of the job.
+
+    Returns:
+        YAML; empty if `jaxrl_fast.make_env` or a factory of this package did not make them, or a part has no name.
+    """
+    of_env, of_algo = made_by(env), made_by(algorithm)
+    if of_env is None or of_algo is None or not isinstance(options.placement, str):
+        return ""
+    keys, own, more = run_keys(), _words(of_algo.arguments), _words(of_env.arguments["options"])
+    sizes = {"precision": own.pop("precision"), "num_envs": of_env.arguments["num_envs"]}
+    asked = {**options.graph._asdict(), **options._asdict(), **sizes}
+    tree = {
+        "env": {"name": of_env.arguments["name"], **{n: x for n, x in more.items() if f"env.{n}" in keys}},
+        "algo": {"name": of_algo.name, **own, **algorithm.sizes(env.num_envs)},
+        **dict(eval=asdict(options.eval), checkpoint=asdict(options.checkpoints), pool=more.pop("pool", {})),
+        **{n: asked[n] for n, key in keys.items() if n in asked and key.is_stored(asked[n])},
+        **dict(placement=options.placement, tuned=False),
+    }
+    tree["env"]["options"] = {n: x for n, x in more.items() if n not in (*tree["env"], "num_seeds")}
+    with suppress(yaml.YAMLError):
+        text = yaml.safe_dump(tree, sort_keys=False)
+        return "" if any(part in text for part in NAMELESS) else text
+    return ""
+
+
+def _words(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert arguments for a file, except functions that it cannot name."""
+    return {name: value if callable(value) and name not in CODE else plain(value) for name, value in arguments.items()}

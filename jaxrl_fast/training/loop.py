@@ -21,6 +21,7 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY
+from jaxrl_fast.system import replace_file
 from jaxrl_fast.training import checkpoints, find_nan, resuming
 from jaxrl_fast.training.callbacks import Calls, Row
 from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
@@ -333,6 +334,8 @@ def open_folder(job: Job, path: Path, log: Log, calls: Calls) -> Iterator[tuple[
             facts = {n: settings[n] for n in FACTS if n in settings} | {"eval.every": job.options.eval.every}
             told: dict[str, Any] = dict(tell=calls.tell, facts=facts, log=log, settings=settings)
             folder = stack.enter_context(RunFolder(path, resume_at=resume_at, evaluated_again=again, **told))
+            if job.config:
+                replace_file(path / "config.yaml", job.config)
             calls = calls._replace(tell=folder.tell)
             checkpoints.remove_stale(path / FOLDER, after=resume_at)
         saver = Checkpointer(path / FOLDER, asked, settings, refills, calls) if asked.keep else None

@@ -59,8 +59,7 @@ class Recorder:
             **dict(ticks=self.ticks, env_steps=self.env_steps(), updates=self.updates, dropped=self.dropped),
             **dict(wall_s=self.wall_s(), ticks_per_chunk=self.plan.ticks_per_chunk, empty_until=self.empty_until),
             **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s, truncated=self.truncated),
-            **self.evaluated(),
-        }
+        } | self.evaluated()
 
     def evaluated(self) -> Row:
         """Return the results of the evaluations so far, for a checkpoint."""
@@ -170,8 +169,7 @@ class Recorder:
             **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s, best=self.best or None),
             **dict(sampling_hz=len(active) * self.chunk_steps / seconds if seconds else 0.0, update_hz=update_hz),
             "update_frame_hz": update_hz * self.agent.batch_size,
-            **(NOT_EVALUATED | self.eval_row),
-            **({"truncated_episodes": self.truncated} if self.truncated else {}),
+            **(NOT_EVALUATED | self.eval_row | ({"truncated_episodes": self.truncated} if self.truncated else {})),
         }
 
     def _row_of_seed(self, seed: int, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray], first: int) -> Row:
@@ -260,8 +258,7 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
         "eval_return_mean": float(returns.mean()),
         "eval_return_iqm": interquartile_mean(scores if len(scores) > 1 else returns[0]),
         "eval_return_std": float(scores.std(ddof=1) if len(scores) > 1 else returns.std()),
-        "eval_length_mean": float(totals.length.mean()),
-        "eval_episodes": int(returns.size),
+        **dict(eval_length_mean=float(totals.length.mean()), eval_episodes=int(returns.size)),
     }
     row |= {} if isinstance(totals.success, tuple) else {"eval_success_rate": float(np.mean(totals.success))}
     row |= {"eval_metrics": {name: mean_of_finite(x) for name, x in totals.metrics.items()}} if totals.metrics else {}

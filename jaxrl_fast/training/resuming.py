@@ -20,7 +20,7 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 from jaxrl_fast.runtime.program import Program
-from jaxrl_fast.settings.schema import EARLIER, resume_rule, run_keys
+from jaxrl_fast.settings.schema import EARLIER, SWITCHES, resume_rule, run_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 
@@ -101,11 +101,14 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
     # A rate that is new since then is 0, as it was without it, unless it was given.
     differing = [key for key in differing if rules[key] == "fixed" or key in before or now[key]]
     for key in differing:
+        was = before.get(key, 0.0 if key in SWITCHES else None)
+        named = f"{key} was {was} in {description.path} and is {now.get(key)}"
+        if key in SWITCHES and not (was and now.get(key)):
+            raise CheckpointError(f"{named}: a resumed run may change it, but not from or to 0; start a new run")
         if rules[key] == "fixed":
             raise CheckpointError(
-                f"{key} was {before.get(key)} in {description.path} and is {now.get(key)}: a resumed run needs the "
-                "settings it was started with; only hyper-parameters, placement, devices, total_steps, eval.*, "
-                "checkpoint.*, stop.*, nan and debug may change"
+                f"{named}: a resumed run needs the settings it was started with; only hyper-parameters, placement, "
+                "devices, total_steps, eval.*, checkpoint.*, stop.*, nan and debug may change"
             )
     changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in differing]
     if description.versions != checkpoints.versions():

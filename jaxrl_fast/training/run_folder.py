@@ -375,11 +375,7 @@ def write_summary(folder: Path, summary: Row) -> None:
         summary: Entries to write.
     """
     path = folder / "summary.json"
-    try:
-        before = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        before = {}
-    replace_file(path, json.dumps({**before, **summary}, indent=2) + "\n")
+    replace_file(path, json.dumps({**_read_json(path), **summary}, indent=2) + "\n")
 
 
 def link_latest(folder: Path, runs: Path) -> None:

@@ -173,17 +173,13 @@ def describe(
     graph, shapes = divided(graph, placement), {**(shapes or {}), **state.channels}
     group_of = {name: index for index, group in enumerate(placement.groups) for name in group.fragments}
     fragments = tuple(_fragment(f, placement, group_of[f.name], state, num_seeds) for f in graph.fragments)
-    groups = tuple(
-        GroupFacts(group.fragments, tuple(f"{d.platform}:{d.id}" for d in group.devices), shards(group, num_seeds)[0])
-        for group in placement.groups
-    )
+    names = [tuple(f"{d.platform}:{d.id}" for d in group.devices) for group in placement.groups]
+    facts = [(own, shards(group, num_seeds)[0]) for own, group in zip(names, placement.groups, strict=True)]
+    groups = tuple(GroupFacts(g.fragments, *own) for g, own in zip(placement.groups, facts, strict=True))
     programs = [] if run is None else _placed_programs(run, group_of, ticks_per_chunk)
-    channels = tuple(
-        _channel(graph, writer, name, age, per_round, readers, shapes.get(name))
-        for writer in graph.fragments
-        for name in writer.writes
-        for (age, per_round), readers in _readers(graph, writer, name).items()
-    )
+    written = [(writer, name) for writer in graph.fragments for name in writer.writes]
+    read = [(writer, name, *how) for writer, name in written for how in _readers(graph, writer, name).items()]
+    channels = tuple(_channel(graph, w, name, *how, readers, shapes.get(name)) for w, name, how, readers in read)
     if programs:
         channels = _with_crossing(channels, graph, placement, shapes, num_seeds, programs)
     return Description(placement.name, num_seeds, fragments, channels, groups, tuple(programs))
@@ -369,15 +365,9 @@ def _box(index: Any, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _leaves(tree: PyTree) -> tuple[Leaf, ...]:
-    return tuple(
-        Leaf(
-            jax.tree_util.keystr(path, simple=True, separator="."),
-            tuple(leaf.shape),
-            str(leaf.dtype),
-            math.prod(leaf.shape) * leaf.dtype.itemsize,
-        )
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    )
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in paths]
+    return tuple(Leaf(name, tuple(x.shape), str(x.dtype), math.prod(x.shape) * x.dtype.itemsize) for name, x in named)
 
 
 def notes_of(fragment: FragmentFacts, description: Description) -> tuple[str, ...]:

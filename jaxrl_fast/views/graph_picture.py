@@ -79,8 +79,7 @@ def to_svg(description: Description, title: str) -> str:
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}" '
         f'font-family="{FONT}" font-size="12" fill="{INK}">',
-        f"<!-- {MARK} -->",
-        f"<title>{escape(title)}</title>",
+        f"<!-- {MARK} -->\n<title>{escape(title)}</title>",
         _rectangle(0.5, 0.5, width - 1, height - 1, 'fill="#ffffff" stroke="#dde2e8"'),
         _text(MARGIN, 42, title, size=17, bold=True),
     ]

@@ -108,18 +108,13 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
     """
     scores, metrics = scores_of(view.evals), thinned(view.metrics)
     env, algo = (name_of(view.settings, g) or view.status.get(g, "") for g in ("env", "algo"))
+    status, why = view.status, UNEVALUATED.get(view.status.get("eval.every"), NOT_YET)
     return {
-        "name": name or str(view.path),
-        "title": f"{env}, {algo}",
-        "state": view.state,
-        "error": view.status.get("error"),
-        "progress": [view.status.get("env_steps"), view.status.get("total_steps")],
-        "figures": figures(view, scores),
+        **dict(name=name or str(view.path), title=f"{env}, {algo}", state=view.state, error=status.get("error")),
+        **dict(progress=[status.get("env_steps"), status.get("total_steps")], figures=figures(view, scores)),
         "metrics": {column: plain(values) for column, values in metrics.items()},
-        "seeds": metrics_by_seed(view.of_seeds),
-        "scores": describe_scores(scores, view.evals),
-        "unevaluated": f"{UNEVALUATED.get(view.status.get('eval.every'), NOT_YET).capitalize()}.",
-        "reference": view.status.get("reference"),
+        **dict(seeds=metrics_by_seed(view.of_seeds), scores=describe_scores(scores, view.evals)),
+        **dict(unevaluated=f"{why.capitalize()}.", reference=status.get("reference")),
     }
 
 
@@ -275,14 +270,10 @@ def describe_details(view: RunView) -> dict[str, Any]:
         Values for JSON.
     """
     return {
-        "time": time_spent(view),
-        "settings": settings_table(view),
-        "machine": machine_table(view),
-        "lines": view.status.get("lines", []),
-        "commands": command_lines(view),
+        **dict(time=time_spent(view), settings=settings_table(view), machine=machine_table(view)),
+        **dict(lines=view.status.get("lines", []), commands=command_lines(view)),
         "graph": _as_uri(view.path / "graph.svg", "image/svg+xml"),
-        "animation": _as_uri(view.path / "policy.gif", "image/gif"),
-        "episode": _read_text(view.path / "policy.html"),
+        **dict(animation=_as_uri(view.path / "policy.gif", "image/gif"), episode=_read_text(view.path / "policy.html")),
     }
 
 
@@ -341,9 +332,8 @@ def settings_table(view: RunView) -> list[list[str]]:
     Returns:
         Rows of key, value and origin.
     """
-    sources, chosen = view.status.get("sources", {}), view.status.get("chosen")
-    given = {"placement": chosen, "devices": chosen} if chosen else {}
-    origin = {**given, **sources}
+    chosen = view.status.get("chosen")
+    origin = (dict(placement=chosen, devices=chosen) if chosen else {}) | view.status.get("sources", {})
     return [[key, written(value), origin.get(key, "default")] for key, value in by_dotted_key(view.settings).items()]
 
 
@@ -376,9 +366,8 @@ def machine_table(view: RunView) -> list[list[str]]:
         ["processor", f"{machine['processor']}, {machine['cores']} cores"] if machine else None,
         ["devices", ", ".join(view.summary.get("devices") or machine.get("devices", []))],
         ["system", f"{view.status['system']}, {view.status['host']}"] if "system" in view.status else None,
-        *([name, str(version)] for name, version in versions.items()),
     ]
-    return [row for row in rows if row and row[1]]
+    return [row for row in (*rows, *([n, str(version)] for n, version in versions.items())) if row and row[1]]
 
 
 def command_lines(view: RunView) -> list[list[str]]:
@@ -388,9 +377,9 @@ def command_lines(view: RunView) -> list[list[str]]:
         view: Run.
 
     Returns:
-        Rows of purpose and command; none of a run of `jaxrl_fast.learn`, which has no ``config.yaml``.
+        Rows of purpose and command; none of a run without ``config.yaml``, whose environment has no name.
     """
-    if not (view.path / "config.yaml").is_file():  # of `jaxrl_fast.learn`
+    if not (view.path / "config.yaml").is_file():
         return []
     folder, own = str(view.path), named_again(view.settings)
     rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
@@ -424,12 +413,9 @@ def page_of(views: Sequence[RunView]) -> str:
     Returns:
         HTML.
     """
-    content: dict[str, Any] = {
-        "written_at": time.time(),
-        "runs": [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)],
-        "details": describe_details(views[0]) if len(views) == 1 else None,
-        "differing": differing_settings(views) if len(views) > 1 else [],
-    }
+    runs = [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)]
+    details, differing = (describe_details(views[0]), []) if len(views) == 1 else (None, differing_settings(views))
+    content = dict(written_at=time.time(), runs=runs, details=details, differing=differing)
     return assembled("report.html", content=content)
 
 
