@@ -221,6 +221,51 @@ def fails(hidden, activation):
 
 def is_text(hidden, activation):
     return "no module"
+
+
+class Whole(nn.Module):
+    """Reads the observation, not its features: images of bytes, and an action."""
+
+    width: int
+    takes_observation = True
+
+    @nn.compact
+    def __call__(self, x):
+        parts = [nn.Dense(self.width)(leaf.reshape(len(leaf), -1) / 1.0) for leaf in jax.tree.leaves(x)]
+        return sum(map(nn.tanh, parts))
+
+
+def whole(hidden, activation):
+    return Whole(hidden[0])
+
+
+class Wrong(nn.Module):
+    how: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x)
+        if self.how == "norm":
+            return nn.BatchNorm(use_running_average=True)(x)
+        if self.how == "dropout":
+            return nn.Dropout(0.5, deterministic=False)(x)
+        return x[:-1] if self.how == "rows" else nn.Dense("three")(x)
+
+
+def norm(hidden, activation):
+    return Wrong("norm")
+
+
+def dropout(hidden, activation):
+    return Wrong("dropout")
+
+
+def rows(hidden, activation):
+    return Wrong("rows")
+
+
+def text(hidden, activation):
+    return Wrong("text")
 '''
 NETWORK = "algo.network=my_nets.attend"
 MAKERS = {"ppo": "cartpole", "dqn": "cartpole", "pqn": "cartpole", "impala": "cartpole", "sac_discrete": "cartpole"}
@@ -303,6 +348,41 @@ def test_commands_take_a_run_of_the_library_with_an_environment_of_ones_own(fold
     ):
         ended = commands.run(folder, *words, trains=True)
         assert ended.status == 0, (words, ended.err)
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("norm", "network: my_nets.Wrong has a state (batch_stats), which losses do not update: write layer norms"),
+        ("dropout", 'my_nets.Wrong fails with inputs (1, 4): InvalidRngError: Dropout_0 needs PRNG for "dropout"'),
+        ("rows", "my_nets.Wrong returns (0, 4): write features (1, any size), a row for each of the input"),
+        ("text", "my_nets.Wrong fails with inputs (1, 4): TypeError: Shapes must be 1D sequences"),
+    ],
+)
+def test_a_module_that_fails_is_one_line(nets: Path, network: str, expected: str):
+    parts = jf.ppo(network=f"my_nets.{network}").build(jf.make_env("cartpole", num_envs=4).spec, 4).parts
+    policy = parts["actor"].networks["policy"]
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        policy.apply(policy.init(jax.random.key(0)), (), np.zeros((1, 1, 4), np.float32), np.zeros((1, 1), bool))
+
+
+@pytest.mark.parametrize(("env", "algo"), [("catch", "ppo"), ("catch", "dqn"), ("pendulum", "sac")])
+def test_a_torso_may_read_the_whole_observation(nets: Path, env: str, algo: str):
+    made, options = jf.make_env(env, num_envs=4), dict(warmup_steps=8, batch_size=8, buffer_size=64)
+    options = dict(rollout_length=8, num_minibatches=2) if algo == "ppo" else options
+    factory = getattr(jf, algo)
+    algorithm = factory(network="my_nets.whole", **options)
+    init, step = jf.make_train_step(made, algorithm, total_steps=1_000)
+    state = init(jax.random.key(0))
+    before = jax.tree.map(np.asarray, state.channels)
+    for _ in range(4):
+        state, metrics = jax.jit(step)(state)
+    assert all(np.isfinite(x).all() for x in metrics.values() if "loss" in str(x))
+    assert not all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (before, state.channels)), strict=True))
+    names = str(jax.tree_util.tree_structure(state.private["learn"]))
+    assert "torso" in names and "Convolution" not in names
+    with pytest.raises(ValueError, match=r"my_nets\.Whole takes the observation: write recurrent_size=0"):
+        factory(network="my_nets.whole", recurrent_size=4, **options).build(made.spec, 4)
 
 
 def test_a_path_with_a_colon_is_code_too(nets: Path, commands: Commands):

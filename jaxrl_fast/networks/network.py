@@ -32,7 +32,7 @@ from jaxrl_fast.networks.convolutions import (
 )
 from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
 from jaxrl_fast.networks.quantiles import Split
-from jaxrl_fast.networks.residual import hold_unit_norm, own_torso, residual_torso
+from jaxrl_fast.networks.residual import hold_unit_norm, own_torso, residual_torso, run_own
 from jaxrl_fast.numerics.normalization import is_mask
 from jaxrl_fast.system import path_of
 
@@ -195,7 +195,7 @@ class Mlp(nn.Module):
 
 
 class WithHeads(nn.Module):
-    """A torso over ``[L, B, F]``, which maps features ``[N, F]`` to features, and a linear layer of all heads."""
+    """A torso of `own_torso` over ``[L, B, F]`` or an observation ``[L, B, ...]``, and a linear layer of all heads."""
 
     torso: nn.Module
     heads: tuple[Head, ...]
@@ -203,9 +203,10 @@ class WithHeads(nn.Module):
     weights: Weights
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
-        length, batch, _ = x.shape
-        x = self.torso(x.swapaxes(0, 1).reshape(batch * length, -1))  # as in `Mlp`
+    def __call__(self, x: PyTree, *, learning: bool = False) -> jax.Array:
+        length, batch = jax.tree.leaves(x)[0].shape[:2]
+        rows = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1).reshape(batch * length, *leaf.shape[2:]), x)  # as in `Mlp`
+        x = run_own(self.torso, rows)
         kernel, bias = weights_of_heads(self.heads, self.weights), biases_of_heads(self.heads)
         size, dot = sum(head.size for head in self.heads), dot_of(self.precision)
         x = nn.Dense(size, kernel_init=kernel, bias_init=bias, dot_general=dot)(x)
@@ -237,6 +238,25 @@ def torso_of(network: Torso, hidden: tuple[int, ...], heads: tuple[Head, ...], a
             f"network={path_of(network)} has no noise and no dropout: leave them out, or write network=mlp"
         )
     return WithHeads(torso, heads, precision, weights)
+
+
+def takes_observation(module: nn.Module, recurrent_size: int) -> bool:
+    """Return whether the torso of a `WithHeads` reads the observation, and not its features in a vector.
+
+    Args:
+        module: Module.
+        recurrent_size: Size of the GRU before it.
+
+    Returns:
+        The attribute ``takes_observation`` of the torso.
+
+    Raises:
+        ValueError: It does, after a GRU.
+    """
+    takes = isinstance(module, WithHeads) and getattr(module.torso, "takes_observation", False)
+    if takes and recurrent_size:
+        raise ValueError(f"network: {path_of(type(module.torso))} takes the observation: write recurrent_size=0")
+    return bool(takes)
 
 
 class GruMlp(nn.Module):
@@ -419,13 +439,14 @@ def make_network(
             blocks differ in width.
     """
     choose = partial(choose_keys, keys=keys) if keys else lambda obs: obs
-    convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(choose(obs_spec)))
-    layers = convolutions.choose_convolutions(choose(obs_spec), cnn) if convolved else ()
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale, out_bias)}
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
     weights = orthogonal_weights if orthogonal else scaled_normal
     mlp = partial(Mlp, *shape, layer_norm, batch_norm, precision, dropout=dropout, noisy=noisy, weights=weights)
     plain: nn.Module = mlp() if network == "mlp" else torso_of(network, *shape, precision, weights, noisy or dropout)
+    whole = network != "mlp" and takes_observation(plain, recurrent_size)
+    convolved = cnn != "auto" or (not whole and any(is_image(leaf) for leaf in jax.tree.leaves(choose(obs_spec))))
+    layers = convolutions.choose_convolutions(choose(obs_spec), cnn) if convolved else ()
     dense = split(plain, bool(layers or recurrent_size)) if split else plain
     module: nn.Module = GruMlp(recurrent_size, dense) if recurrent_size else dense
     module = PixelNetwork(layers, convolved_by(cnn), module, precision, weights) if layers else module
@@ -437,7 +458,7 @@ def make_network(
         obs = choose(obs)
         if action is not None and not recurrent_size:
             obs = {"action": action, "obs": obs}
-        x = obs if layers else features(obs)
+        x = obs if layers or whole else features(obs)
         return (memory, x, first, action) if recurrent_size else (x,)
 
     def init(key: jax.Array) -> PyTree:

@@ -105,7 +105,9 @@ def own_torso(network: Any, hidden: tuple[int, ...], activation: Callable[[jax.A
 
     Args:
         network: "simba"; or a function, or its path ``my_package.make``: ``(hidden, activation) -> module`` of Flax,
-            which maps features ``[N, F]`` to features ``[N, any size]`` and has no batch norm.
+            which maps features ``[N, F]`` to features ``[N, any size]`` and has no batch norm. If the module has
+            ``takes_observation = True``, it gets the observation instead, leaves ``[N, ...]``; in a critic that
+            takes an action, ``{"action": ..., "obs": ...}``.
         hidden: Sizes of the hidden layers, or widths of the blocks.
         activation: Activation.
 
@@ -129,6 +131,34 @@ def own_torso(network: Any, hidden: tuple[int, ...], activation: Callable[[jax.A
     if not isinstance(made, nn.Module):
         raise ValueError(f"network={path_of(network)} returned {type(made).__name__}: return a module of flax.linen")
     return made
+
+
+def run_own(torso: nn.Module, x: PyTree) -> jax.Array:
+    """Run a torso of `own_torso`.
+
+    Args:
+        torso: Module.
+        x: Features ``[N, F]``, or an observation, leaves ``[N, ...]``.
+
+    Returns:
+        Features ``[N, any size]``.
+
+    Raises:
+        ValueError: It fails, changes the number of rows, or has a state, such as a batch norm.
+    """
+    name = f"network: {path_of(type(torso))}"
+    try:
+        y = torso(x)
+    except Exception as error:
+        raise ValueError(f"{name} fails with inputs {jax.tree.map(jnp.shape, x)}: {fault_of(error)}") from error
+    rows = jax.tree.leaves(x)[0].shape[0]
+    if jnp.ndim(y) != 2 or y.shape[0] != rows:
+        raise ValueError(
+            f"{name} returns {jnp.shape(y)}: write features ({rows}, any size), a row for each of the input"
+        )
+    if states := sorted(set(torso.variables) - {"params"}):
+        raise ValueError(f"{name} has a state ({', '.join(states)}), which losses do not update: write layer norms")
+    return y
 
 
 def hold_unit_norm(params: PyTree) -> PyTree:

@@ -376,14 +376,13 @@ def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptio
     if of_env is None or of_algo is None or not isinstance(options.placement, str):
         return ""
     keys, own, more = run_keys(), _words(of_algo.arguments), _words(of_env.arguments["options"])
-    sizes = {"precision": own.pop("precision"), "num_envs": of_env.arguments["num_envs"]}
-    asked = {**options.graph._asdict(), **options._asdict(), **sizes}
+    asked = {**options.graph._asdict(), **options._asdict(), "precision": own.pop("precision")}
     tree = {
         "env": {"name": of_env.arguments["name"], **{n: x for n, x in more.items() if f"env.{n}" in keys}},
         "algo": {"name": of_algo.name, **own, **algorithm.sizes(env.num_envs)},
         **dict(eval=asdict(options.eval), checkpoint=asdict(options.checkpoints), pool=more.pop("pool", {})),
         **{n: asked[n] for n, key in keys.items() if n in asked and key.is_stored(asked[n])},
-        **dict(placement=options.placement, tuned=False),
+        **dict(placement=options.placement, num_envs=of_env.arguments["num_envs"], tuned=False),
     }
     tree["env"]["options"] = {n: x for n, x in more.items() if n not in (*tree["env"], "num_seeds")}
     with suppress(yaml.YAMLError):
