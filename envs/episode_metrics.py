@@ -161,6 +161,27 @@ def add_metrics(kinds: Mapping[str, str], before: MetricTotals, values: Any, xp:
     return MetricTotals(added, number)
 
 
+def add_steps(kinds: Mapping[str, str], before: MetricTotals, values: np.ndarray) -> MetricTotals:
+    """Add consecutive steps of one episode to its totals, as `add_metrics` does one by one.
+
+    Args:
+        kinds: Kind of each metric by name.
+        before: Totals before the steps, ``[K]``.
+        values: Values of the steps, float32 ``[n, K]``; NaN where there is none.
+
+    Returns:
+        Totals after the steps, ``[K]``.
+    """
+    (total, count), reported = before, ~np.isnan(values)
+    given, number = np.where(reported, values, np.float32(0.0)), count + reported.sum(axis=0, dtype=np.float32)
+    largest = np.where(reported, values, -np.inf).max(axis=0)
+    largest = np.where(count > 0.0, np.maximum(total, largest), largest)
+    last, is_max = _are(kinds, "last", 1), _are(kinds, "max", 1) & (number > 0.0)
+    added = np.where(is_max, largest, total + given.sum(axis=0))
+    total = np.where(last, given[-1], added).astype(np.float32)
+    return MetricTotals(total, np.where(last, reported[-1], number).astype(np.float32))
+
+
 def values_of(kinds: Mapping[str, str], totals: MetricTotals, xp: Any = np) -> Any:
     """Compute the metrics of episodes.
 
@@ -274,4 +295,4 @@ def mean_of_finite(values: Any) -> float | None:
 
 def _are(kinds: Mapping[str, str], kind: str, ndim: int) -> np.ndarray:
     """Return which metrics are of a kind, bool ``[1, ..., K]`` of ``ndim`` axes."""
-    return np.array([own == kind for own in kinds.values()]).reshape((1,) * (ndim - 1) + (-1,))
+    return np.array([own == kind for own in kinds.values()], bool).reshape((1,) * (ndim - 1) + (-1,))

@@ -31,8 +31,8 @@ class HostStep(NamedTuple):
         episode_return: Return of the episode including this step.
         episode_length: Length of the episode including this step. A length of 0 at the end of an episode means that it
             must not be counted: its worker died, or the game only lost a life.
-        metrics: Metrics of the episode including this step, in the order of ``EnvSpec.metrics``, float32
-            ``[E / G, K]``; NaN where there is none. ``()`` without metrics.
+        metrics: Metrics of the episode, valid only where one has just ended, in the order of ``EnvSpec.metrics``,
+            float32 ``[E / G, K]``; NaN where there is none. ``()`` without metrics.
     """
 
     obs: Any

@@ -62,7 +62,7 @@ FLOPs and memory. Does not train, and assumes a single process.
   key=value   every key of train; python -m jaxrl_fast.train env=cartpole algo=dqn --help lists them
   settings    as the first word: print every setting, its value and its origin instead, without compilation; also
               settings FOLDER, for the run of a folder
-  target      compile for other machines: h100, h100:8, h100:64, tpu-v5e, tpu-v5e:2x4 (make targets installs the
+  target      compile for other machines: h100, h100:8, h200, tpu-v5e, tpu-v5e:2x4 (make targets installs the
               compilers); num_envs=64,1024,16384 then makes a table by width.
               this: also run some ticks here, and print their measured and predicted time
   out         folder of graph.svg, graph.mmd (Mermaid) and graph.json (all figures);

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from many_commands import Commands
 from tiny import line
 
@@ -20,10 +22,19 @@ import jaxrl_fast as jf
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
 from jaxrl_fast.envs.env_checks import check_shapes
-from jaxrl_fast.envs.episode_metrics import KINDS, add_metrics, mean_of_finite, no_metrics, of_values, values_of
+from jaxrl_fast.envs.episode_metrics import (
+    KINDS,
+    MetricTotals,
+    add_metrics,
+    add_steps,
+    mean_of_finite,
+    no_metrics,
+    of_values,
+    values_of,
+)
 from jaxrl_fast.envs.from_gymnasium import make_custom_host, make_host
 from jaxrl_fast.envs.pool.batches import PoolOptions, joined, just_reset, mark_lost
-from jaxrl_fast.envs.pool.stepping import read_metrics
+from jaxrl_fast.envs.pool.stepping import GOES_ON, reader_of
 from jaxrl_fast.learning.rollout import start, unroll
 from jaxrl_fast.policy.policies import spec_from_json, spec_to_json
 from jaxrl_fast.runtime import hosts
@@ -364,7 +375,7 @@ def test_one_of_gymnasium_declares_kinds_in_its_metadata():
 
 def test_what_counts_as_a_number():
     told = {"a": True, "b": np.float32(2), "c": np.array([[3]]), "d": "4", "e": None, "f": np.zeros(2), "g": 10**400}
-    found = read_metrics(told, [*"abcdefgh"])
+    found = reader_of([*"abcdefgh"])(told)
     assert found[:3] == [1.0, 2.0, 3.0] and np.isnan([*found[3:6], found[7]]).all() and found[6] == np.inf
 
 
@@ -384,11 +395,11 @@ def test_environments_of_gymnasium_report_and_select():
         make_host("CartPole-v1", num_envs=2, pool=PoolOptions(workers=0), metrics={"x": "mid"})
 
 
-def test_a_lost_worker_ends_episodes_with_the_metrics_so_far():
+def test_the_episodes_of_a_lost_worker_have_no_metrics():
     step = just_reset(np.zeros((2, 1), np.float32))._replace(metrics=np.full((2, 1), 9.0, np.float32))
     last = step._replace(metrics=np.array([[5.0], [6.0]]), truncated=np.array([False, True]))
     found = mark_lost(step, slice(0, 2), last, slice(0, 2))
-    np.testing.assert_array_equal(found.metrics, [[5.0], [np.nan]])
+    assert np.isnan(found.metrics).all()
     fresh = mark_lost(step, slice(0, 1), just_reset(np.zeros((2, 1), np.float32)), slice(0, 1))
     np.testing.assert_array_equal(fresh.metrics, [[np.nan], [9.0]])
     assert joined([found, found]).metrics.shape == (4, 1) and joined([last._replace(metrics=())] * 2).metrics == ()
@@ -519,3 +530,55 @@ def test_totals_of_other_metrics_are_not_taken(state: Any):
         assert found[names[0]].shape == (4, 4) and (found[names[1]] < 0).all()
     bare = jf.make_train_step(stripped(vectorize(world(), num_envs=4)), jf.ppo(rollout_length=4, num_minibatches=1))[0]
     assert with_metrics(bare(jax.random.key(0)), same) == {}
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_steps_are_added_at_once_as_one_by_one(data):
+    numbers = st.sampled_from([np.nan, -3.0, 0.5, 2.0, np.inf]) | st.floats(-100, 100, width=32)
+    kinds = {
+        f"m{i}": kind for i, kind in enumerate(data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4)))
+    }
+    parts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    at_once = MetricTotals(*(part[0] for part in no_metrics(kinds, 1)))
+    one_by_one = no_metrics(kinds, 1)
+    for steps in parts:
+        row = st.lists(numbers, min_size=len(kinds), max_size=len(kinds))
+        block = np.array(data.draw(st.lists(row, min_size=steps, max_size=steps)), np.float32)
+        with np.errstate(invalid="ignore"):
+            at_once = add_steps(kinds, at_once, block)
+            for own in block:
+                one_by_one = add_metrics(kinds, one_by_one, own[None])
+            found, wanted = values_of(kinds, at_once), values_of(kinds, one_by_one)[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(at_once.count, one_by_one.count[0])
+
+
+class Long(gymnasium.Env):
+    """Counts its steps; every 1,000 a life is lost, every third of which ends the game."""
+
+    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
+    metadata = {"episode_metrics": {"place": "mean", "top": "max"}}  # noqa: RUF012
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        lost = self.steps % 1_000 == 0
+        info = {"place": float(self.steps), "top": -float(self.steps)}
+        info |= {GOES_ON: True} if lost and self.steps % 3_000 else {}
+        return np.zeros(1, np.float32), 0.0, lost, False, info
+
+
+def test_a_long_episode_is_added_up_in_parts_and_a_life_ends_none():
+    host = make_custom_host(Long, num_envs=1, pool=PoolOptions(workers=0))
+    host.reset(0)
+    for step in range(1, 6_001):
+        host.send(np.zeros(1, np.int32), 0)
+        found = host.recv(0)
+        if step % 3_000 == 0:
+            np.testing.assert_allclose(found.metrics[0], [step - 3_000 + 1_500.5, -(step - 2_999)], rtol=1e-5)
+    host.close()

@@ -22,6 +22,7 @@ CARTPOLE = ("env=cartpole", "algo=ppo")
         ("h100", 1, "1x1x1"),
         ("h100:8", 8, "1x1x8"),
         ("h100:64", 64, "1x8x8"),
+        ("h200:2", 2, "1x1x2"),
         ("tpu-v5e", 1, "v5e:2x2"),
         ("tpu-v5e:2x4", 8, "v5e:2x4"),
     ],
@@ -34,7 +35,7 @@ def test_a_word_names_devices_and_how_they_are_joined(word, devices, topology):
 @pytest.mark.parametrize(
     ("word", "instead"),
     [
-        ("h200", "target=h200: write h100, tpu-v5e, with a number of devices as in h100:8, or this"),
+        ("h300", "target=h300: write h100, h200, tpu-v5e, with a number of devices as in h100:8, or this"),
         ("h100:12", "target=h100:12: write a number of devices up to 8, or a multiple of 8"),
         ("h100:0", "write a number of devices up to 8"),
         ("h100:2x4", "write a number of devices up to 8"),

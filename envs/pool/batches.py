@@ -231,8 +231,7 @@ def mark_lost(step: HostStep, part: slice, last: HostStep, last_part: slice) -> 
     step.episode_return[part] = np.where(ended, 0.0, last.episode_return[last_part])
     step.episode_length[part] = np.where(ended, 0, last.episode_length[last_part])
     if not isinstance(step.metrics, tuple):
-        unknown = isinstance(last.metrics, tuple)  # right after a reset
-        step.metrics[part] = np.nan if unknown else np.where(ended[:, None], np.nan, last.metrics[last_part])
+        step.metrics[part] = np.nan  # the worker had them
     return sealed(step)
 
 

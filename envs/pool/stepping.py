@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -12,7 +13,7 @@ from jaxrl_fast.envs import EnvFailed, RuleBroken
 from jaxrl_fast.envs.episode_metrics import (
     NO_KINDS,
     MetricTotals,
-    add_metrics,
+    add_steps,
     check_kinds,
     is_number,
     no_metrics,
@@ -324,7 +325,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
     goes_on, success = np.zeros(len(arrays.seed), bool), np.full(len(arrays.seed), UNTOLD, np.int8)
     running, agents = np.zeros((2, len(arrays.seed), host_spec.num_agents or 0), np.float32)
     write, decode, kinds = host_spec.observe.write, host_spec.act.decode, host_spec.metrics
-    measured = no_metrics(kinds, len(arrays.seed))
+    measured, read, unread = no_metrics(kinds, len(arrays.seed)), reader_of(kinds), [list[Any]() for _ in steps]
     # Not by iteration, which gives scalars instead of arrays without axes.
     obs_rows, final_rows = ([rows[i, ...] for i in range(len(rows))] for rows in (arrays.obs, arrays.final_obs))
 
@@ -344,15 +345,20 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
                 raise describe_failure(error, host_spec.name, i, f"reset, seed {arrays.seed[i]}") from error
         returns[:], lengths[:], running[:] = 0.0, 0, 0.0
         measured.total[:] = measured.count[:] = 0.0
+        for values in unread:
+            values.clear()
 
     def step(rows: slice) -> None:
         arrays.terminated[rows] = arrays.truncated[rows] = False
-        rewards, values = list[Any](), list[list[float]]()
+        rewards = list[Any]()
         try:
-            for step_one, row, action in zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True):
+            each = zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), unread[rows], strict=True)
+            for step_one, row, action, values in each:
                 obs, reward, terminated, truncated, info = step_one(action)
                 if kinds:
-                    values.append(read_metrics(info, kinds))
+                    values.append(read(info))
+                    if len(values) == MOST_UNREAD:
+                        add_up_metrics(kinds, measured, rows.start + len(rewards), values)
                 if terminated or truncated:
                     obs = end(rows.start + len(rewards), obs, terminated, info)
                 write(row, obs)
@@ -364,8 +370,6 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             raise describe_failure(error, host_spec.name, i, where) from error
         if host_spec.num_agents is not None:
             add_up_each(arrays, rows, running, agents)
-        if kinds:
-            add_up_metrics(arrays, rows, kinds, measured, values, goes_on)
         add_up(arrays, rows, returns, lengths, goes_on)
         if host_spec.clip_rewards:
             np.sign(arrays.reward[rows], out=arrays.reward[rows])
@@ -375,6 +379,9 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
         arrays.terminated[i], arrays.truncated[i] = terminated, not terminated
         goes_on[i] = GOES_ON in info
         success[i] = told_success(info)
+        if arrays.metrics is not None and not goes_on[i]:
+            arrays.metrics[i] = add_up_metrics(kinds, measured, i, unread[i])
+            measured.total[i], measured.count[i] = 0.0, 0.0
         write(final_rows[i], obs)
         return envs[i].reset()[0]
 
@@ -401,46 +408,55 @@ def told_success(info: dict) -> int:
     return int(bool(value)) if isinstance(value, bool | int | float | np.bool_ | np.number) else UNTOLD
 
 
-def read_metrics(info: dict, names: Iterable[str]) -> list[float]:
-    """Read the metrics of a step.
+FLOATS = frozenset((float, np.float64, np.float32))
+"""Types of numbers that need no conversion."""
+
+
+def reader_of(names: Iterable[str]) -> Callable[[dict], Sequence[float]]:
+    """Make the function that reads the metrics of a step.
 
     Args:
-        info: ``info`` of the step.
         names: Names of the metrics.
 
     Returns:
-        Their values; NaN for a metric that is missing or no number.
+        ``(info) -> values``; NaN for a metric that is missing or no number.
     """
-    given = (info.get(name, np.nan) for name in names)
-    return [value if isinstance(value, float) else number_of(value) for value in given]
+    wanted = list(names)
+    take = itemgetter(*wanted, *wanted[:1]) if wanted else lambda info: ()  # of a single name it gives no tuple
+
+    def read(info: dict) -> Sequence[float]:
+        try:
+            values = take(info)[: len(wanted)]
+        except KeyError:
+            values = tuple(info.get(name, np.nan) for name in wanted)
+        return values if FLOATS.issuperset(map(type, values)) else list(map(number_of, values))
+
+    return read
 
 
-def add_up_metrics(
-    arrays: Arrays,
-    rows: slice,
-    kinds: Mapping[str, str],
-    running: MetricTotals,
-    values: list[list[float]],
-    goes_on: np.ndarray,
-) -> None:
-    """Add a step to the metrics of running episodes, and reset those that ended.
+MOST_UNREAD = 1024
+"""Steps of an episode whose metrics are stored before they are added up."""
+
+
+def add_up_metrics(kinds: Mapping[str, str], measured: MetricTotals, i: int, unread: list[Any]) -> np.ndarray:
+    """Add the stored steps to an environment's totals.
 
     Args:
-        arrays: Shared arrays; ``metrics`` is written.
-        rows: Rows that were stepped.
         kinds: Kind of each metric by name.
-        running: Running totals, ``[E, K]``, changed in place.
-        values: Values of the step by row.
-        goes_on: As in `add_up`.
+        measured: Totals ``[E, K]``, changed in place.
+        i: Environment.
+        unread: Values of its last steps, which are removed.
+
+    Returns:
+        Metrics of the episode so far, float32 ``[K]``.
     """
-    assert arrays.metrics is not None
-    with np.errstate(over="ignore", invalid="ignore"):  # infinities are left out later
-        now = add_metrics(kinds, MetricTotals(*(part[rows] for part in running)), np.array(values, np.float32))
-        arrays.metrics[rows] = values_of(kinds, now)
-    over = (arrays.terminated[rows] | arrays.truncated[rows]) & ~goes_on[rows]
-    for whole, part in zip(running, now, strict=True):
-        whole[rows] = part
-        whole[rows][over] = 0.0
+    if unread:
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities are left out later
+            values = np.array(unread, np.float32)
+            found = add_steps(kinds, MetricTotals(measured.total[i], measured.count[i]), values)
+        measured.total[i], measured.count[i] = found
+        unread.clear()
+    return values_of(kinds, MetricTotals(measured.total[i], measured.count[i]))
 
 
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:

@@ -29,11 +29,11 @@ PAGE = ROOT / "docs" / "options.md"
 SEEDS, EPISODES = 3, 20
 HEAD = """# What options bring
 
-`python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md` or of an example
-and the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last greedy
-evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor, for all
-three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as "works,
-and costs so much", not as a ranking.
+`python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md` or of
+an example and the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last
+greedy evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor,
+for all three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as
+"works, and costs so much", not as a ranking.
 """
 CHEETAH = ("env=gymnasium", "env.id=HalfCheetah-v5", "algo=ppo", "tuned=false", "total_steps=100_000")
 SWING = ("env=pendulum", "num_envs=1", "tuned=false", "total_steps=4_000", "algo.warmup_steps=500")

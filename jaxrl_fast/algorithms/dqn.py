@@ -47,7 +47,7 @@ from jaxrl_fast.learning.critics import (
     soft_outputs,
     with_levels,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Network, Precision, Torso, make_network
 from jaxrl_fast.networks.quantiles import two_parts
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
@@ -190,17 +190,11 @@ def dqn(
     Returns:
         The algorithm.
     """
+    given = locals()
     weight = (1.0 if target_period > 1 else 0.005) if tau is None else tau
     rates = learning_rate, discount, epsilon, weight, max_grad_norm, reward_scale, weight_decay, importance_exponent
     hyper = DqnHyper(*rates)
-    shared: dict[str, Any] = dict(
-        activation=activation,
-        layer_norm=layer_norm,
-        recurrent_size=recurrent_size,
-        network=network,
-        cnn=cnn,
-        precision=precision,
-    ) | dict(noisy=noisy)
+    shared: dict[str, Any] = {name: given[name] for name in SHARED} | dict(noisy=noisy)
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
     options |= dict(value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)

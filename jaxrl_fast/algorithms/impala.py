@@ -28,7 +28,7 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Head, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
 
@@ -123,16 +123,10 @@ def impala(
     Returns:
         The algorithm.
     """
+    given = locals()
     rates = learning_rate, discount, trace_lambda, clip_rho, clip_c, value_coef, entropy_coef, max_grad_norm
     hyper = ImpalaHyper(*rates, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(
-        activation=activation,
-        layer_norm=layer_norm,
-        recurrent_size=recurrent_size,
-        network=network,
-        cnn=cnn,
-        precision=precision,
-    )
+    shared: dict[str, Any] = {name: given[name] for name in SHARED}
     options = shared | dict(hidden=tuple(hidden), keys=tuple(keys), optimizer=optimizer)
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=640, least=1, whole_rollouts=True)
 

@@ -37,7 +37,7 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Head, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
@@ -87,7 +87,7 @@ class PpoHyper(NamedTuple):
     desired_kl: Any = 0.0
 
 
-SHARED = "activation", "layer_norm", "recurrent_size", "network", "cnn", "precision", "orthogonal"
+OF_NETWORKS = *SHARED, "orthogonal"
 OWN = "optimizer", "free_deviation", "clip_actions", "share_torso", "normalize_values"
 LISTS = "policy_hidden", "value_hidden", "policy_keys", "critic_keys"
 """Arguments on which networks depend: of all networks, others, and those with several numbers or names."""
@@ -209,8 +209,8 @@ def ppo(
     """
     given = locals()
     hyper = PpoHyper(*map(given.__getitem__, PpoHyper._fields))
-    options = {name: given[name] for name in (*SHARED, *OWN)} | {name: tuple(given[name]) for name in LISTS}
-    shared: dict[str, Any] = {name: given[name] for name in SHARED}
+    options = {name: given[name] for name in (*OF_NETWORKS, *OWN)} | {name: tuple(given[name]) for name in LISTS}
+    shared: dict[str, Any] = {name: given[name] for name in OF_NETWORKS}
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=64, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:

@@ -29,7 +29,7 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
@@ -125,15 +125,9 @@ def pqn(
     Returns:
         The algorithm.
     """
+    given = locals()
     hyper = PqnHyper(learning_rate, discount, q_lambda, epsilon, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(
-        activation=activation,
-        layer_norm=layer_norm,
-        recurrent_size=recurrent_size,
-        network=network,
-        cnn=cnn,
-        precision=precision,
-    )
+    shared: dict[str, Any] = {name: given[name] for name in SHARED}
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), optimizer=optimizer)
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=128, least=4, whole_rollouts=recurrent_size > 0)
 

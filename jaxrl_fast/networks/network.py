@@ -152,6 +152,8 @@ Activation = Literal["relu", "tanh", "swish", "elu", "gelu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = dict(
     relu=nn.relu, tanh=jnp.tanh, swish=nn.swish, elu=nn.elu, gelu=nn.gelu
 )
+SHARED = "activation", "layer_norm", "recurrent_size", "network", "cnn", "precision"
+"""Arguments of `make_network` that all networks of an algorithm share."""
 
 
 class Mlp(nn.Module):

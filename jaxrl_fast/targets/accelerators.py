@@ -51,13 +51,16 @@ dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 """An H100 SXM: NVIDIA's H100 data sheet, and the CUDA programming guide's limits of compute capability 9.0."""
+H200 = H100.replace("3352320000000", "4800000000000").replace("84942979072", "150754820096")
+"""The same chip with more and faster memory (NVIDIA's H200 data sheet; its size as the driver reports it)."""
 
 CHIPS = {
     "h100": Chip("H100 SXM", "cuda", 84_942_979_072, 3.352e12, 494.7e12, 8, H100),
+    "h200": Chip("H200 SXM", "cuda", 150_754_820_096, 4.8e12, 494.7e12, 8, H200),
     "tpu-v5e": Chip("TPU v5e", "tpu", 17_179_869_184, 8.19e11, 197e12, 8),
 }
-"""Products of float32 arrays: on an H100 in TF32, 494.7 TFLOP/s; on a TPU v5e in bfloat16, 197 TFLOP/s (Google's and
-NVIDIA's data sheets). A TPU runs a program without launching kernels one by one.
+"""Products of float32 arrays: on an H100 or H200 in TF32, 494.7 TFLOP/s; on a TPU v5e in bfloat16, 197 TFLOP/s
+(Google's and NVIDIA's data sheets). A TPU runs a program without launching kernels one by one.
 """
 
 
