@@ -239,6 +239,24 @@ def whole(hidden, activation):
     return Whole(hidden[0])
 
 
+class Head(nn.Module):
+    """A head without a bias."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.outputs, use_bias=False)(nn.tanh(nn.Dense(8)(x)))
+
+
+def head(hidden, activation, outputs):
+    return Head(outputs)
+
+
+def short(hidden, activation, outputs):
+    return Head(outputs - 1)
+
+
 class Wrong(nn.Module):
     how: str
 
@@ -355,7 +373,8 @@ def test_commands_take_a_run_of_the_library_with_an_environment_of_ones_own(fold
     [
         ("norm", "network: my_nets.Wrong has a state (batch_stats), which losses do not update: write layer norms"),
         ("dropout", 'my_nets.Wrong fails with inputs (1, 4): InvalidRngError: Dropout_0 needs PRNG for "dropout"'),
-        ("rows", "my_nets.Wrong returns (0, 4): write features (1, any size), a row for each of the input"),
+        ("rows", "my_nets.Wrong returns (0, 4): write (1, any size), a row for each of the input"),
+        ("short", "my_nets.Head returns (1, 1): write (1, 2), a row for each of the input"),
         ("text", "my_nets.Wrong fails with inputs (1, 4): TypeError: Shapes must be 1D sequences"),
     ],
 )
@@ -364,6 +383,17 @@ def test_a_module_that_fails_is_one_line(nets: Path, network: str, expected: str
     policy = parts["actor"].networks["policy"]
     with pytest.raises(ValueError, match=re.escape(expected)):
         policy.apply(policy.init(jax.random.key(0)), (), np.zeros((1, 1, 4), np.float32), np.zeros((1, 1), bool))
+
+
+def test_a_torso_may_end_with_the_heads(nets: Path):
+    parts = jf.ppo(network="my_nets.head").build(jf.make_env("cartpole", num_envs=4).spec, 4).parts
+    for part, outputs in (("actor", 2), ("critic", 1)):
+        ((_, network),) = parts[part].networks.items()
+        params = network.init(jax.random.key(0))
+        shapes = {str(jax.tree.map(np.shape, x)) for x in params["params"]["torso"].values()}
+        assert str({"kernel": (8, outputs)}) in shapes and set(params["params"]) == {"torso"}
+        found, _ = network.apply(params, (), np.zeros((3, 2, 4), np.float32), np.zeros((3, 2), bool))
+        assert jax.tree.leaves(found)[0].shape == (3, 2, outputs)
 
 
 @pytest.mark.parametrize(("env", "algo"), [("catch", "ppo"), ("catch", "dqn"), ("pendulum", "sac")])

@@ -32,7 +32,7 @@ from jaxrl_fast.networks.convolutions import (
 )
 from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
 from jaxrl_fast.networks.quantiles import Split
-from jaxrl_fast.networks.residual import hold_unit_norm, own_torso, residual_torso, run_own
+from jaxrl_fast.networks.residual import hold_unit_norm, own_torso, residual_torso, run_own, takes_observation
 from jaxrl_fast.numerics.normalization import is_mask
 from jaxrl_fast.system import path_of
 
@@ -197,21 +197,25 @@ class Mlp(nn.Module):
 
 
 class WithHeads(nn.Module):
-    """A torso of `own_torso` over ``[L, B, F]`` or an observation ``[L, B, ...]``, and a linear layer of all heads."""
+    """A torso of `own_torso` over ``[L, B, F]`` or an observation ``[L, B, ...]``, and a linear layer of all heads.
+
+    A torso that ``ends`` with their outputs has no layer after it.
+    """
 
     torso: nn.Module
     heads: tuple[Head, ...]
     precision: Precision
     weights: Weights
+    ends: bool = False
 
     @nn.compact
     def __call__(self, x: PyTree, *, learning: bool = False) -> jax.Array:
         length, batch = jax.tree.leaves(x)[0].shape[:2]
         rows = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1).reshape(batch * length, *leaf.shape[2:]), x)  # as in `Mlp`
-        x = run_own(self.torso, rows)
-        kernel, bias = weights_of_heads(self.heads, self.weights), biases_of_heads(self.heads)
         size, dot = sum(head.size for head in self.heads), dot_of(self.precision)
-        x = nn.Dense(size, kernel_init=kernel, bias_init=bias, dot_general=dot)(x)
+        x = run_own(self.torso, rows, size if self.ends else None)
+        kernel, bias = weights_of_heads(self.heads, self.weights), biases_of_heads(self.heads)
+        x = x if self.ends else nn.Dense(size, kernel_init=kernel, bias_init=bias, dot_general=dot)(x)
         return x.reshape(batch, length, -1).swapaxes(0, 1)
 
 
@@ -234,31 +238,12 @@ def torso_of(network: Torso, hidden: tuple[int, ...], heads: tuple[Head, ...], a
     precision, weights, draws = how
     if network == "residual":
         return residual_torso(hidden, heads, activation, precision)
-    torso = own_torso(network, hidden, activation)
+    torso, ends = own_torso(network, hidden, activation, sum(head.size for head in heads))
     if draws:
         raise ValueError(
             f"network={path_of(network)} has no noise and no dropout: leave them out, or write network=mlp"
         )
-    return WithHeads(torso, heads, precision, weights)
-
-
-def takes_observation(module: nn.Module, recurrent_size: int) -> bool:
-    """Return whether the torso of a `WithHeads` reads the observation, and not its features in a vector.
-
-    Args:
-        module: Module.
-        recurrent_size: Size of the GRU before it.
-
-    Returns:
-        The attribute ``takes_observation`` of the torso.
-
-    Raises:
-        ValueError: It does, after a GRU.
-    """
-    takes = isinstance(module, WithHeads) and getattr(module.torso, "takes_observation", False)
-    if takes and recurrent_size:
-        raise ValueError(f"network: {path_of(type(module.torso))} takes the observation: write recurrent_size=0")
-    return bool(takes)
+    return WithHeads(torso, heads, precision, weights, ends)
 
 
 class GruMlp(nn.Module):

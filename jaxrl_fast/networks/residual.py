@@ -2,6 +2,7 @@
 layer norms as in SimBa (arXiv 2410.09754), and a user's.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -100,19 +101,23 @@ class Simba(nn.Module):
         return nn.LayerNorm()(x)
 
 
-def own_torso(network: Any, hidden: tuple[int, ...], activation: Callable[[jax.Array], jax.Array]) -> nn.Module:
+def own_torso(
+    network: Any, hidden: tuple[int, ...], activation: Callable[[jax.Array], jax.Array], outputs: int
+) -> tuple[nn.Module, bool]:
     """Build residual blocks with layer norms, or a user's torso.
 
     Args:
         network: "simba"; or a function, or its path ``my_package.make``: ``(hidden, activation) -> module`` of Flax,
             which maps features ``[N, F]`` to features ``[N, any size]`` and has no batch norm. If the module has
             ``takes_observation = True``, it gets the observation instead, leaves ``[N, ...]``; in a critic that
-            takes an action, ``{"action": ..., "obs": ...}``.
+            takes an action, ``{"action": ..., "obs": ...}``. A function ``(hidden, activation, outputs)`` makes the
+            head, too: ``[N, outputs]``.
         hidden: Sizes of the hidden layers, or widths of the blocks.
         activation: Activation.
+        outputs: Number of outputs of all heads.
 
     Returns:
-        The module.
+        The module, and whether its last layer is the head.
 
     Raises:
         ValueError: Unknown name, a function that fails or returns something else, or blocks that differ in width.
@@ -120,28 +125,50 @@ def own_torso(network: Any, hidden: tuple[int, ...], activation: Callable[[jax.A
     if network == "simba":
         if len(set(hidden)) != 1:
             raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
-        return Simba(hidden, activation)
+        return Simba(hidden, activation), False
     if isinstance(network, str) and not names_code(network):
         raise ValueError(f"network={network}: write mlp, simba or my_package.make")
     make = import_function(network, "algo.network") if isinstance(network, str) else network
     try:
-        made = make(hidden, activation)
+        ends = "outputs" in inspect.signature(make).parameters
+        made = make(hidden, activation, outputs) if ends else make(hidden, activation)
     except Exception as error:
         raise ValueError(f"network={path_of(network)} failed: {fault_of(error)}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"network={path_of(network)} returned {type(made).__name__}: return a module of flax.linen")
-    return made
+    return made, ends
 
 
-def run_own(torso: nn.Module, x: PyTree) -> jax.Array:
+def takes_observation(module: nn.Module, recurrent_size: int) -> bool:
+    """Return whether the torso of a `network.WithHeads` reads the observation, and not its features in a vector.
+
+    Args:
+        module: Module.
+        recurrent_size: Size of the GRU before it.
+
+    Returns:
+        The attribute ``takes_observation`` of the torso.
+
+    Raises:
+        ValueError: It does, after a GRU.
+    """
+    torso = getattr(module, "torso", None)
+    takes = getattr(torso, "takes_observation", False)
+    if takes and recurrent_size:
+        raise ValueError(f"network: {path_of(type(torso))} takes the observation: write recurrent_size=0")
+    return bool(takes)
+
+
+def run_own(torso: nn.Module, x: PyTree, outputs: int | None = None) -> jax.Array:
     """Run a torso of `own_torso`.
 
     Args:
         torso: Module.
         x: Features ``[N, F]``, or an observation, leaves ``[N, ...]``.
+        outputs: Number of outputs that it must have; None for any.
 
     Returns:
-        Features ``[N, any size]``.
+        Features ``[N, any size]``, or outputs.
 
     Raises:
         ValueError: It fails, changes the number of rows, or has a state, such as a batch norm.
@@ -152,10 +179,9 @@ def run_own(torso: nn.Module, x: PyTree) -> jax.Array:
     except Exception as error:
         raise ValueError(f"{name} fails with inputs {jax.tree.map(jnp.shape, x)}: {fault_of(error)}") from error
     rows = jax.tree.leaves(x)[0].shape[0]
-    if jnp.ndim(y) != 2 or y.shape[0] != rows:
-        raise ValueError(
-            f"{name} returns {jnp.shape(y)}: write features ({rows}, any size), a row for each of the input"
-        )
+    wanted = f"({rows}, {'any size' if outputs is None else outputs})"
+    if jnp.ndim(y) != 2 or y.shape[0] != rows or y.shape[1] != (outputs or y.shape[1]):
+        raise ValueError(f"{name} returns {jnp.shape(y)}: write {wanted}, a row for each of the input")
     if states := sorted(set(torso.variables) - {"params"}):
         raise ValueError(f"{name} has a state ({', '.join(states)}), which losses do not update: write layer norms")
     return y
