@@ -430,7 +430,8 @@ def test_a_run_without_evaluations(env, algo, tmp_path):
     assert resumed.summary["env_steps"] == 80
 
 
-RUN = """import jaxrl_fast as jf
+RUN = """import sys, jaxrl_fast as jf
+sys.path.insert(0, "")
 env = jf.make_env({env}, num_envs=4)
 algorithm = jf.{algo}
 stopped = []
@@ -441,6 +442,7 @@ jf.learn(env, algorithm, total_steps=960, seed=3, eval_episodes=2, run_dir="{fol
 RUNS = {
     "ppo": ("'cartpole'", "ppo(rollout_length=16, num_minibatches=2, learning_rate='linear:3e-4:0')"),
     "sac": ("'pendulum'", "sac(batch_size=16, warmup_steps=100, policy_hidden=(16,), precision='bf16')"),
+    "ppo, a world of one's own": ("'custom', make=__import__('my_world').make", "ppo(rollout_length=16)"),
     "dqn, on the host": ("'gymnasium', id='CartPole-v1', pool={'workers': 1}", "dqn(warmup_steps=100, batch_size=8)"),
 }
 
@@ -452,6 +454,9 @@ def params_of(folder: Path) -> bytes:
 @pytest.mark.parametrize("name", RUNS)
 def test_the_command_repeats_and_resumes_a_run_of_the_library(name: str, tmp_path: Path, commands: Commands):
     env, algo = RUNS[name]
+    (tmp_path / "my_world.py").write_text(
+        "import jaxrl_fast as jf\ndef make(size=3): return jf.envs.make('probe', id='value')._replace(step_s=size)"
+    )
     for folder, stops in (("whole", False), ("cut", True)):
         lines = RUN.format(env=env, algo=algo, folder=folder, stops=stops).splitlines()
         ended = commands.run(tmp_path, "python", *lines, trains=True)
@@ -465,8 +470,15 @@ def test_the_command_repeats_and_resumes_a_run_of_the_library(name: str, tmp_pat
     assert [row[1].split()[-1] for row in command_lines(read_run(tmp_path / "whole"))]
     for command in ("evaluate", "render", "export"):
         shorter = {"evaluate": "episodes=2", "render": "seconds=1", "export": "formats=jax"}[command]
-        if command != "render" or "host" not in name:
+        if command != "render" or name in ("ppo", "sac"):
             assert commands.run(tmp_path, command, "whole", shorter, trains=True).status == 0
+
+
+def test_a_resumed_run_of_the_library_needs_its_environment(tmp_path: Path, commands: Commands):
+    lines = RUN.format(env="'gymnasium', id='CartPole-v1'", algo="ppo(rollout_length=16)", folder="run", stops=True).splitlines()
+    assert commands.run(tmp_path, "python", *lines, trains=True).status == 0
+    other = commands.run(tmp_path, "train", "resume=run", "env.id=Acrobot-v1").err
+    assert "env was CartPole-v1 in run/checkpoints/" in other and "a resumed run needs the settings" in other
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

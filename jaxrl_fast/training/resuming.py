@@ -6,6 +6,7 @@ may change; other changes need a new run.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from jaxrl_fast.settings.schema import EARLIER, SWITCHES, resume_rule, run_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 
+ARGUMENTS, MAKE = "env.arguments", re.compile(r"\bmake=[\w.:]*\b(\w+)")
+"""Setting with the arguments of `jaxrl_fast.make_env`, and in it the function that makes a user's environment."""
 METRICS = ".env.episode.metrics."
 """Part of the names of `MetricTotals` in a checkpoint."""
 
@@ -94,9 +97,12 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
     before = {**unnamed, **description.settings}
     if before.get("algo") == now.get("algo"):
         before = {name: value for name, value in EARLIER.items() if name in now} | before
+    for either in (before, now):
+        if ARGUMENTS in either:  # a function and its path are written differently
+            either[ARGUMENTS] = MAKE.sub(r"make=\1", either[ARGUMENTS])
     rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
-    if "env.arguments" not in before:  # from the command, or a version that did not store them
-        rules.pop("env.arguments", None)
+    if ARGUMENTS not in before:  # from the command, or a version that did not store them
+        rules.pop(ARGUMENTS, None)
     differing = [key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"]
     # A rate that is new since then is 0, as it was without it, unless it was given.
     differing = [key for key in differing if rules[key] == "fixed" or key in before or now[key]]
