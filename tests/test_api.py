@@ -475,7 +475,9 @@ def test_the_command_repeats_and_resumes_a_run_of_the_library(name: str, tmp_pat
 
 
 def test_a_resumed_run_of_the_library_needs_its_environment(tmp_path: Path, commands: Commands):
-    lines = RUN.format(env="'gymnasium', id='CartPole-v1'", algo="ppo(rollout_length=16)", folder="run", stops=True).splitlines()
+    lines = RUN.format(
+        env="'gymnasium', id='CartPole-v1'", algo="ppo(rollout_length=16)", folder="run", stops=True
+    ).splitlines()
     assert commands.run(tmp_path, "python", *lines, trains=True).status == 0
     other = commands.run(tmp_path, "train", "resume=run", "env.id=Acrobot-v1").err
     assert "env was CartPole-v1 in run/checkpoints/" in other and "a resumed run needs the settings" in other

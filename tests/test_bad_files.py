@@ -197,7 +197,7 @@ POLICIES = {
         "policy.json cannot be used: TypeError",
     ),
     "policy of another version": ("policy/policy.json", lambda p: edit(p, format=99), "has format 99"),
-    "config.yaml deleted": ("config.yaml", delete, "run has no config.yaml, as runs of jf.learn may: add its environment"),
+    "config.yaml deleted": ("config.yaml", delete, "as runs of jf.learn may: add its environment"),
     "config.yaml no YAML": ("config.yaml", write(b"a: [1\n"), "is not YAML"),
     "config.yaml of another environment": (
         "config.yaml",
