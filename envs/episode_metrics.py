@@ -166,11 +166,11 @@ def add_steps(kinds: Mapping[str, str], before: MetricTotals, values: np.ndarray
 
     Args:
         kinds: Kind of each metric by name.
-        before: Totals before the steps, ``[K]``.
+        before: Totals before the steps, ``[K]`` or ``[1, K]``.
         values: Values of the steps, float32 ``[n, K]``; NaN where there is none.
 
     Returns:
-        Totals after the steps, ``[K]``.
+        Totals after the steps, likewise.
     """
     (total, count), reported = before, ~np.isnan(values)
     given, number = np.where(reported, values, np.float32(0.0)), count + reported.sum(axis=0, dtype=np.float32)

@@ -12,7 +12,6 @@ import numpy as np
 from jaxrl_fast.envs import EnvFailed, RuleBroken
 from jaxrl_fast.envs.episode_metrics import (
     NO_KINDS,
-    MetricTotals,
     add_steps,
     check_kinds,
     is_number,
@@ -325,7 +324,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
     goes_on, success = np.zeros(len(arrays.seed), bool), np.full(len(arrays.seed), UNTOLD, np.int8)
     running, agents = np.zeros((2, len(arrays.seed), host_spec.num_agents or 0), np.float32)
     write, decode, kinds = host_spec.observe.write, host_spec.act.decode, host_spec.metrics
-    measured, read, unread = no_metrics(kinds, len(arrays.seed)), reader_of(kinds), [list[Any]() for _ in steps]
+    metrics = make_measuring(kinds, arrays)
     # Not by iteration, which gives scalars instead of arrays without axes.
     obs_rows, final_rows = ([rows[i, ...] for i in range(len(rows))] for rows in (arrays.obs, arrays.final_obs))
 
@@ -344,21 +343,16 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             except (Exception, SystemExit) as error:
                 raise describe_failure(error, host_spec.name, i, f"reset, seed {arrays.seed[i]}") from error
         returns[:], lengths[:], running[:] = 0.0, 0, 0.0
-        measured.total[:] = measured.count[:] = 0.0
-        for values in unread:
-            values.clear()
+        metrics.clear()
 
     def step(rows: slice) -> None:
         arrays.terminated[rows] = arrays.truncated[rows] = False
         rewards = list[Any]()
         try:
-            each = zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), unread[rows], strict=True)
-            for step_one, row, action, values in each:
+            for step_one, row, action in zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True):
                 obs, reward, terminated, truncated, info = step_one(action)
                 if kinds:
-                    values.append(read(info))
-                    if len(values) == MOST_UNREAD:
-                        add_up_metrics(kinds, measured, rows.start + len(rewards), values)
+                    metrics.add(rows.start + len(rewards), info)
                 if terminated or truncated:
                     obs = end(rows.start + len(rewards), obs, terminated, info)
                 write(row, obs)
@@ -379,9 +373,8 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
         arrays.terminated[i], arrays.truncated[i] = terminated, not terminated
         goes_on[i] = GOES_ON in info
         success[i] = told_success(info)
-        if arrays.metrics is not None and not goes_on[i]:
-            arrays.metrics[i] = add_up_metrics(kinds, measured, i, unread[i])
-            measured.total[i], measured.count[i] = 0.0, 0.0
+        if kinds and not goes_on[i]:
+            metrics.end(i)
         write(final_rows[i], obs)
         return envs[i].reset()[0]
 
@@ -438,25 +431,58 @@ MOST_UNREAD = 1024
 """Steps of an episode whose metrics are stored before they are added up."""
 
 
-def add_up_metrics(kinds: Mapping[str, str], measured: MetricTotals, i: int, unread: list[Any]) -> np.ndarray:
-    """Add the stored steps to an environment's totals.
+class Measuring(NamedTuple):
+    """Metrics of running episodes.
+
+    Attributes:
+        add: ``(i, info)``, adds a step of an environment.
+        end: ``(i)``, writes the metrics of an episode that ended.
+        clear: Forgets all running episodes.
+    """
+
+    add: Callable[[int, dict], None]
+    end: Callable[[int], None]
+    clear: Callable[[], None]
+
+
+def make_measuring(kinds: Mapping[str, str], arrays: Arrays) -> Measuring:
+    """Make the metrics of a process's environments.
+
+    Steps are stored and added up when their episode ends, because NumPy takes as long as a simulator for one step.
 
     Args:
         kinds: Kind of each metric by name.
-        measured: Totals ``[E, K]``, changed in place.
-        i: Environment.
-        unread: Values of its last steps, which are removed.
+        arrays: Shared arrays; ``metrics`` is written.
 
     Returns:
-        Metrics of the episode so far, float32 ``[K]``.
+        The functions.
     """
-    if unread:
+    read, unread = reader_of(kinds), [list[Any]() for _ in arrays.seed]
+    totals = [no_metrics(kinds, 1) for _ in arrays.seed]
+
+    def add(i: int, info: dict) -> None:
+        unread[i].append(read(info))
+        if len(unread[i]) == MOST_UNREAD:
+            add_up_steps(i)
+
+    def add_up_steps(i: int) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # infinities are left out later
-            values = np.array(unread, np.float32)
-            found = add_steps(kinds, MetricTotals(measured.total[i], measured.count[i]), values)
-        measured.total[i], measured.count[i] = found
-        unread.clear()
-    return values_of(kinds, MetricTotals(measured.total[i], measured.count[i]))
+            totals[i] = add_steps(kinds, totals[i], np.array(unread[i], np.float32))
+        unread[i].clear()
+
+    def end(i: int) -> None:
+        assert arrays.metrics is not None
+        if unread[i]:
+            add_up_steps(i)
+        arrays.metrics[i] = values_of(kinds, totals[i])
+        totals[i] = no_metrics(kinds, 1)
+
+    def clear() -> None:
+        for i, values in enumerate(unread):
+            values.clear()
+            totals[i] = no_metrics(kinds, 1)
+
+    return Measuring(add, end, clear)
 
 
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
