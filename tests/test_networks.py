@@ -1,11 +1,14 @@
 """Networks: dtypes, memory, and no leaks between the elements of a batch."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
 
+from jaxrl_fast.learning.updates import statistics_of, trainable, with_statistics
 from jaxrl_fast.networks.network import Head, action_mask, ensemble, features, make_network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -187,24 +190,46 @@ def test_a_network_of_actions_remembers_observations_alone(recurrent_size):
 def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewhere():
     net = make_network(SPEC, 2, hidden=(16,), batch_norm=True)
     params, big = jax.jit(net.init)(KEY), 1000.0 * OBS
-    outputs, _, statistics = net.apply_learning(params, (), big, FIRST)
-    other, _, _ = net.apply_learning(params, (), OBS, FIRST)
-    np.testing.assert_allclose(outputs, other, atol=1e-3)  # the batch's statistics remove the scale
-    assert np.abs(net.apply(params, (), big, FIRST)[0] - outputs).max() > 1.0
+    outputs, after = net.in_loss(params, (), big, FIRST)
+    np.testing.assert_allclose(outputs, net.in_loss(params, (), OBS, FIRST)[0], atol=1e-3)  # removes the scale
+    assert np.abs(net.apply(params, (), big, FIRST)[0] - outputs).max() > 1.0 and not jax.tree.leaves(after)
 
-    def see(_, stats):
-        return net.apply_learning({**params, "batch_stats": stats}, (), big, FIRST)[2]
+    def see(_, params):
+        grads = jax.grad(lambda params: jnp.sum(net.in_loss(params, (), big, FIRST)[0]))(params)
+        return with_statistics(params, params, grads)
 
-    params = {**params, "batch_stats": jax.lax.fori_loop(0, 1000, see, params["batch_stats"])}
+    params = jax.lax.fori_loop(0, 1000, see, params)
     np.testing.assert_allclose(net.apply(params, (), big, FIRST)[0], outputs, atol=1e-2)
     before = net.apply(params, (), OBS, FIRST)[0]
     after = net.apply(params, (), OBS.at[:, 2].set(100.0), FIRST)[0]
     np.testing.assert_array_equal(before[:, :2], after[:, :2])  # in inference mode, no element leaks into another
-    assert jax.tree.leaves(statistics) and not net.apply_learning(params, (), OBS, FIRST)[1]
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_the_gradient_of_batch_norms_statistics_is_their_change(size: int):
+    """A loss that uses the network once, or several times, or not at all, returns no statistics and moves them."""
+    one = make_network(SPEC, 2, hidden=(16,), batch_norm=True)
+    net = ensemble(one, size) if size else one
+    params = jax.jit(net.init)(KEY)
+
+    def loss(params, runs=1):
+        return sum((jnp.sum(jnp.square(net.in_loss(params, (), OBS, FIRST)[0])) for _ in range(runs)), jnp.zeros(()))
+
+    grads = jax.jit(jax.grad(loss))(params)
+    found = statistics_of(with_statistics(params, params, grads))
+    for own, new, grad in zip(*((x if size else (x,)) for x in (params, found, grads)), strict=True):
+        flat = np.asarray(features(OBS), np.float64).reshape(-1, own["params"]["Dense_0"]["kernel"].shape[0])
+        inside = flat @ np.asarray(own["params"]["Dense_0"]["kernel"], np.float64)
+        np.testing.assert_allclose(new["BatchNorm_0"]["mean"], 0.01 * inside.mean(0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(new["BatchNorm_0"]["var"], 0.99 + 0.01 * inside.var(0), rtol=1e-5)
+        assert all(np.abs(x).max() > 0.0 for x in jax.tree.leaves(trainable(grad)["params"]["Dense_1"]))
+    for runs in (0, 2):
+        several = statistics_of(jax.grad(partial(loss, runs=runs))(params))
+        expected = jax.tree.map(lambda x, runs=runs: runs * x, statistics_of(grads))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), several, expected)
 
 
 def test_without_a_batch_norm_learning_is_applying():
     net = ensemble(make_network(SPEC, 2, hidden=(8,), layer_norm=True), 2)
     params = jax.jit(net.init)(KEY)
-    np.testing.assert_array_equal(net.apply_learning(params, (), OBS, FIRST)[0], net.apply(params, (), OBS, FIRST)[0])
-    assert not jax.tree.leaves(net.apply_learning(params, (), OBS, FIRST)[2])
+    np.testing.assert_array_equal(net.in_loss(params, (), OBS, FIRST)[0], net.apply(params, (), OBS, FIRST)[0])

@@ -5,18 +5,21 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import tiny
 import yaml
 from many_commands import Commands, refused
 
 import jaxrl_fast as jf
 from jaxrl_fast import train
 from jaxrl_fast.commands.run_config import compose, flat_settings, make_algorithm
-from jaxrl_fast.learning.algorithm import init_params
+from jaxrl_fast.learning.algorithm import Learned, init_params
+from jaxrl_fast.learning.updates import statistics_of
 from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.settings.signatures import algo_keys
@@ -265,6 +268,9 @@ class Wrong(nn.Module):
         x = nn.Dense(4)(x)
         if self.how == "norm":
             return nn.BatchNorm(use_running_average=True)(x)
+        if self.how == "counter":
+            self.variable("calls", "count", jax.numpy.zeros, ())
+            return x
         if self.how == "dropout":
             return nn.Dropout(0.5, deterministic=False)(x)
         return x[:-1] if self.how == "rows" else nn.Dense("three")(x)
@@ -282,6 +288,22 @@ def rows(hidden, activation):
     return Wrong("rows")
 
 
+def counter(hidden, activation):
+    return Wrong("counter")
+
+
+class Normed(nn.Module):
+    """A batch norm that sees when it learns."""
+
+    @nn.compact
+    def __call__(self, x, *, learning=False):
+        return nn.tanh(nn.BatchNorm(use_running_average=not learning, momentum=0.5)(nn.Dense(8)(x)))
+
+
+def normed(hidden, activation):
+    return Normed()
+
+
 def text(hidden, activation):
     return Wrong("text")
 '''
@@ -295,6 +317,48 @@ def nets(folder: Path) -> Path:
     (folder / "my_nets.py").write_text(TORSO)
     sys.modules.pop("my_nets", None)
     return folder
+
+
+ON_POLICY = dict(rollout_length=8, num_minibatches=2)
+REPLAY = dict(batch_size=8, buffer_size=64, warmup_steps=8, updates_per_tick=2, rollout_length=8)
+SIZES = {"ppo": ON_POLICY, "impala": ON_POLICY, "pqn": ON_POLICY | {"epsilon": 0.1}, "dqn": REPLAY | {"epsilon": 0.1}}
+
+
+@pytest.mark.parametrize("algo", MAKERS)
+@pytest.mark.parametrize("network", ["residual", "my_nets.normed"])
+def test_batch_norms_learn_in_every_algorithm(nets: Path, algo: str, network: str):
+    algorithm = getattr(jf, algo)(network=network, **SIZES.get(algo, REPLAY))
+    init, step = jf.make_train_step(tiny.line(discrete=MAKERS[algo] == "cartpole"), algorithm)
+    state = jax.jit(init)(jax.random.key(0))
+    tick = jax.jit(step)
+    after, metrics = tick(tick(state)[0])  # the first may have no updates
+    for part in (name for name, learned in state.channels.items() if isinstance(learned, Learned)):
+        before, now = state.channels[part].params, after.channels[part].params
+        for name in set(before) - {"temperature"}:
+            both = list(
+                zip(*map(jax.tree.leaves, (statistics_of(before[name]), statistics_of(now[name]))), strict=True)
+            )
+            assert both and all(np.abs(a - b).max() > 0.0 for a, b in both), (part, name)
+            if network == "residual":  # the constraint goes with the network
+                held = (
+                    algorithm.build(tiny.line(discrete=MAKERS[algo] == "cartpole").spec, 4).parts[part].networks[name]
+                )
+                jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), held.project(now[name]), now[name])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(metrics))
+
+
+def test_batch_norms_of_agents_learn(nets: Path):
+    for share in (True, False):
+        env = jf.make_env("traffic_junction_4", num_envs=4)
+        algorithm = jf.ippo(
+            network="residual", share_parameters=share, policy_hidden=(8,), value_hidden=(8,), **ON_POLICY
+        )
+        init, step = jf.make_train_step(env, algorithm)
+        state = jax.jit(init)(jax.random.key(0))
+        tick = jax.jit(step)
+        after, _ = tick(tick(state)[0])
+        before, now = (statistics_of(s.channels["actor"].params["policy"]) for s in (state, after))
+        assert all(np.abs(a - b).max() > 0.0 for a, b in zip(*map(jax.tree.leaves, (before, now)), strict=True))
 
 
 @pytest.mark.parametrize("algo", MAKERS)
@@ -335,12 +399,13 @@ def test_a_function_in_python_is_a_network_and_its_path_is_stored(nets: Path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (dict(network="simbaa"), "network=simbaa: write mlp, simba or my_package.make"),
+        (dict(network="simbaa"), "network=simbaa: write mlp, residual, simba or my_package.make"),
         (dict(network="my_nets.nothing"), "my_nets has no function 'nothing'"),
         (dict(network="my_nets.fails"), "my_nets.fails failed: RuntimeError: no such layer"),
         (dict(network="my_nets.is_text"), "returned str: return a module of flax.linen"),
         (dict(network="simba", q_hidden=(64, 32)), "write at least one size, all equal"),
         (dict(network="simba", noisy=True), "network=simba has no noise and no dropout"),
+        (dict(network="residual", noisy=True), "network=residual has no noise and no dropout"),
     ],
 )
 def test_a_wrong_network_is_one_line(nets: Path, options: dict, expected: str):
@@ -371,7 +436,8 @@ def test_commands_take_a_run_of_the_library_with_an_environment_of_ones_own(fold
 @pytest.mark.parametrize(
     ("network", "expected"),
     [
-        ("norm", "network: my_nets.Wrong has a state (batch_stats), which losses do not update: write layer norms"),
+        ("norm", "my_nets.Wrong has batch norms that cannot see when they learn: write __call__(self, x, *, learning="),
+        ("counter", "my_nets.Wrong has a state (calls), which losses do not update: leave it out"),
         ("dropout", 'my_nets.Wrong fails with inputs (1, 4): InvalidRngError: Dropout_0 needs PRNG for "dropout"'),
         ("rows", "my_nets.Wrong returns (0, 4): write (1, any size), a row for each of the input"),
         ("short", "my_nets.Head returns (1, 1): write (1, 2), a row for each of the input"),
@@ -379,9 +445,9 @@ def test_commands_take_a_run_of_the_library_with_an_environment_of_ones_own(fold
     ],
 )
 def test_a_module_that_fails_is_one_line(nets: Path, network: str, expected: str):
-    parts = jf.ppo(network=f"my_nets.{network}").build(jf.make_env("cartpole", num_envs=4).spec, 4).parts
-    policy = parts["actor"].networks["policy"]
     with pytest.raises(ValueError, match=re.escape(expected)):
+        parts = jf.ppo(network=f"my_nets.{network}").build(jf.make_env("cartpole", num_envs=4).spec, 4).parts
+        policy = parts["actor"].networks["policy"]
         policy.apply(policy.init(jax.random.key(0)), (), np.zeros((1, 1, 4), np.float32), np.zeros((1, 1), bool))
 
 

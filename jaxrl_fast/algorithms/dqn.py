@@ -180,7 +180,7 @@ def dqn(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers (DRQN); 0 for none.
-        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -308,7 +308,7 @@ def munchausen_successor(
 
     def successor(own: Learned, batch: ReplayBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         target = q.draw_noise(own.target["q"], key, "target")
-        now = by_action(over_replay(data, q, target, batch, "critic"), num_joint(space))
+        now = by_action(over_replay(data, q, target, batch, "critic", learning=False), num_joint(space))
         log_policy = policy(now, learned_obs(data, q, batch))
         added = munchausen_reward(log_policy, number_of(space, batch.action), weight, temperature)
         sampled = with_levels(q, key, "target")

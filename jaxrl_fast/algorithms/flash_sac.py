@@ -32,7 +32,7 @@ from jaxrl_fast.learning.algorithm import (
     require_positive,
 )
 from jaxrl_fast.learning.critics import ValueHead, categorical_head
-from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, hold_unit_norm, make_network
+from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, make_network
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.optimizers import ABOVE_0, AnyRate, Rate0, Rate01, checks_numbers, make_optimizer
 
@@ -192,23 +192,22 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
         price = jnp.exp(actor["temperature"]) * distributions.log_prob(dist, raw)
         obs, first = both_steps(batch)
         action = jnp.concatenate([distributions.to_unit(box, batch.action), jnp.tanh(raw)])
-        following = q_networks.apply_learning(own.target["q"], (), obs, first, action)[0]
+        following = q_networks.in_loss(own.target["q"], (), obs, first, action)[0]
         lower = lower_of(following[:, len(batch.reward) :], head)
         soft_reward = batch.reward - batch.bootstrap * price
 
-        def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            outputs, _, statistics = q_networks.apply_learning(params, (), obs, first, action)
-            outputs = outputs[:, : len(batch.reward)]
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            outputs = q_networks.in_loss(params, (), obs, first, action)[0][:, : len(batch.reward)]
             over_batch = jax.vmap(jax.vmap(head.loss))
             found, _ = jax.vmap(over_batch, (0, None, None, None))(outputs, soft_reward, batch.bootstrap, lower)
             loss, q_mean = jnp.mean(found), jnp.mean(head.expected(outputs))
-            return loss, ({"critic_loss": loss, "q_mean": q_mean}, statistics)
+            return loss, {"critic_loss": loss, "q_mean": q_mean}
 
-        grads, (metrics, statistics) = gradients_of(loss_fn, own.params["q"])
-        return GradientResult({"q": grads}, metrics, {"q": statistics})
+        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        return GradientResult({"q": grads}, metrics)
 
     optimizers = {"q": make_optimizer("adam")}
-    return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",), project=hold_unit_norm)
+    return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",))
 
 
 def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head: ValueHead, policy_delay: int) -> Part:
@@ -232,26 +231,23 @@ def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head
         obs, first = both_steps(batch)
         steps = len(batch.reward)
 
-        def policy_loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            outputs, _, statistics = networks["policy"].apply_learning(params, (), obs, first)
+        def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
+            outputs, _ = networks["policy"].in_loss(params, (), obs, first)
             dist = distributions.tanh_normal(outputs[:steps])
             raw = distributions.sample(dist, key)
             log_prob = distributions.log_prob(dist, raw)
             outputs, _ = q_networks.apply(critic, (), batch.obs, first[:steps], jnp.tanh(raw))
             loss = jnp.mean(jnp.exp(log_temperature) * log_prob - jnp.min(head.expected(outputs), axis=0))
-            return loss, ({"policy_loss": loss, "entropy": -jnp.mean(log_prob)}, statistics)
+            return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob)}
 
-        policy_grads, (metrics, statistics) = gradients_of(policy_loss, own.params["policy"])
+        policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
         target_entropy = hyper.target_entropy_per_action * box.low.size
         temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         metrics = {**metrics, "temperature": jnp.exp(log_temperature)}
-        return GradientResult(
-            {"policy": policy_grads, "temperature": temperature_grad}, metrics, {"policy": statistics}
-        )
+        return GradientResult({"policy": policy_grads, "temperature": temperature_grad}, metrics)
 
     optimizers = {"policy": make_optimizer("adam"), "temperature": temperature_optimizer()}
-    reads = ("critic",)
-    return Part(networks, gradients, optimizers, reads=reads, project=hold_unit_norm, every=policy_delay)
+    return Part(networks, gradients, optimizers, reads=("critic",), every=policy_delay)
 
 
 def both_steps(batch: ReplayBatch) -> tuple[PyTree, jax.Array]:

@@ -196,7 +196,7 @@ def ppo(
         orthogonal: Whether the initial weights of dense layers and convolutions are orthogonal.
         share_torso: Whether policy and value are two heads of one network, whose sizes are ``policy_hidden``.
         normalize_values: Whether the value network learns targets that are scaled by their running mean and deviation.
-        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Actions, Metrics, PyTree
 from jaxrl_fast.learning.acting import MakePolicy, sample_action
 from jaxrl_fast.learning.algorithm import Agent, GradientResult, Learned, OnPolicy, OnPolicyBatch, Part, elementwise
-from jaxrl_fast.networks.network import STATISTICS, Network
+from jaxrl_fast.networks.network import STATISTICS, Network, over
 
 PartLoss = Callable[[PyTree, OnPolicyBatch, jax.Array, Any], tuple[jax.Array, Metrics]]
 """(outputs of a network ``[L, B, out]``, their batch, key, hyper) -> scalar loss and metrics."""
@@ -93,14 +93,14 @@ def with_free_outputs(network: Network, numbers: tuple[float, ...], head: str = 
     def init(key: jax.Array) -> PyTree:
         return {**network.init(key), "free": {"outputs": jnp.asarray(numbers, jnp.float32)}}
 
-    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None) -> tuple[Any, PyTree]:
-        outputs, memory = network.apply(params, memory, obs, first, action)
+    def run(function: Callable, params: PyTree, *given: Any) -> tuple[Any, PyTree]:
+        outputs, memory = function(params, *given)
         own = outputs[head] if head else outputs
         free = jnp.broadcast_to(params["free"]["outputs"], (*own.shape[:-1], len(numbers)))
         own = jnp.concatenate([own, free], axis=-1)
         return ({**outputs, head: own} if head else own), memory
 
-    return network._replace(init=init, apply=apply)
+    return over(network, run)._replace(init=init)
 
 
 def with_normalized_values(part: Part, mean: Callable[[jax.Array, OnPolicyBatch], jax.Array]) -> Part:
@@ -122,7 +122,8 @@ def with_normalized_values(part: Part, mean: Callable[[jax.Array, OnPolicyBatch]
 
     def init(key: jax.Array) -> PyTree:
         numbers = {"mean": 0.0, "variance": 1.0, "updates": 0.0}
-        return {**network.init(key), STATISTICS: jax.tree.map(jnp.float32, numbers)}
+        params = network.init(key)
+        return {**params, STATISTICS: {**params.get(STATISTICS, {}), **jax.tree.map(jnp.float32, numbers)}}
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None) -> tuple[Any, PyTree]:
         outputs, memory = network.apply(params, memory, obs, first, action)

@@ -115,7 +115,7 @@ def pqn(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
-        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.

@@ -182,7 +182,7 @@ def sac(
         critic_layer_norm: Whether to normalize the critics' hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
-        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -390,7 +390,7 @@ def actor_part(
             dist = normal(over_replay(data, networks["policy"], params, batch, "actor"))
             raw = distributions.sample(dist, key)
             log_prob = distributions.log_prob(dist, raw)
-            q = over_replay(data, q_of, critic, batch, "critic", jnp.tanh(raw))[..., 0]
+            q = over_replay(data, q_of, critic, batch, "critic", jnp.tanh(raw), learning=False)[..., 0]
             q = jnp.mean(q, axis=0, keepdims=True) if averages_critics(q_networks) else q
             soft_policy = jax.vmap(jax.vmap(losses.soft_policy, (1, 0, None)), (1, 0, None))
             loss = jnp.mean(soft_policy(q, log_prob, temperature))

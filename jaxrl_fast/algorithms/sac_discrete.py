@@ -140,7 +140,7 @@ def sac_discrete(
         critic_layer_norm: Whether to normalize the critics' hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
-        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -299,7 +299,9 @@ def actor_part(
     ) -> GradientResult:
         log_temperature = own.params["temperature"]
         temperature = jnp.exp(log_temperature)
-        q = jnp.mean(over_replay(data, q_networks, peers["critic"].params["q"], batch, "critic"), axis=0)
+        q = jnp.mean(
+            over_replay(data, q_networks, peers["critic"].params["q"], batch, "critic", learning=False), axis=0
+        )
 
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
             logits = over_replay(data, networks["policy"], params, batch, "actor")

@@ -170,7 +170,7 @@ def td3(
         activation: Activation of the hidden layers.
         critic_layer_norm: Whether to normalize the critics' hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
-        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -298,7 +298,7 @@ def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay:
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             action = unit_policy(over_replay(data, policy, params, batch, "actor"))
-            q = over_replay(data, q_of, critic, batch, "critic", action)[..., 0]
+            q = over_replay(data, q_of, critic, batch, "critic", action, learning=False)[..., 0]
             loss = -jnp.mean(q if averages_critics(q_networks) else q[0])
             return loss, {"policy_loss": loss}
 

@@ -134,7 +134,8 @@ class GradientResult(NamedTuple):
     Attributes:
         grads: Gradients by network, like its params.
         metrics: Scalars to report, by name.
-        statistics: New statistics of batch norms (`ApplyLearning`), by network, for the networks that have any.
+        statistics: New statistics in the params that are not of batch norms, whose changes are in ``grads``
+            (`Network.in_loss`): a dictionary by network, for the networks that have any.
         priorities: Priority of each sample in prioritized replay, ``[B]``; else ``()``.
     """
 
@@ -161,7 +162,6 @@ class Part(NamedTuple):
         targets: Networks that have a target network.
         target_rate: ``(hyper, updates) -> weight`` of the new params in the target networks after each step, 0 to 1;
             ``updates`` counts the updates of the run before this one.
-        project: ``(params) -> params`` by network, a constraint such as unit norm, after each step and after averaging.
         every: The part is updated once in this many updates.
     """
 
@@ -171,7 +171,6 @@ class Part(NamedTuple):
     reads: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     target_rate: Callable[[Any, jax.Array], Any] = lambda hyper, updates: hyper.tau
-    project: Callable[[dict[str, PyTree]], dict[str, PyTree]] = lambda params: params
     every: int = 1
 
 
@@ -400,11 +399,18 @@ def over_rollout(network: Network, params: PyTree, batch: OnPolicyBatch, part: s
         Outputs ``[L, B, out]`` and the memory after every step, ``[L, B, ...]``.
     """
     memory = jax.tree.map(lambda x: x[0], batch.memory[part]) if network.recurrent else ()
-    return network.apply(params, memory, batch.obs, batch.first)
+    return network.in_loss(params, memory, batch.obs, batch.first)
 
 
 def over_replay(
-    data: Replay, network: Network, params: PyTree, batch: ReplayBatch, part: str, action: jax.Array | None = None
+    data: Replay,
+    network: Network,
+    params: PyTree,
+    batch: ReplayBatch,
+    part: str,
+    action: jax.Array | None = None,
+    *,
+    learning: bool = True,
 ) -> Any:
     """Run a network over the steps of a replay batch that enter the loss. No gradient reaches the burn-in.
 
@@ -415,22 +421,23 @@ def over_replay(
         batch: Sequences ``[L, B, ...]``.
         part: Name of the part.
         action: Actions ``[L, B, ...]``, for networks that take them.
+        learning: Whether the loss is of these params, so that batch norms use the batch's statistics.
 
     Returns:
         Outputs ``[L, B, out]``.
 
     Source: Kapturowski et al. (2019), R2D2, ICLR, section 3.
     """
-    length = batch.reward.shape[0]
+    length, run = batch.reward.shape[0], network.in_loss if learning else network.apply
     if not network.recurrent:
-        return network.apply(params, (), batch.obs, jnp.zeros(batch.reward.shape, bool), action)[0]
+        return run(params, (), batch.obs, jnp.zeros(batch.reward.shape, bool), action)[0]
     learned = slice(data.burn_in, data.burn_in + length)
     memory = _before(batch, part)
     if data.burn_in:
         memories = _remember(network, params, memory, batch, slice(0, data.burn_in))
         memory = jax.lax.stop_gradient(jax.tree.map(lambda x: x[-1], memories))
     obs, first = jax.tree.map(lambda x: x[learned], (batch.obs, batch.first))
-    return network.apply(params, memory, obs, first, action)[0]
+    return run(params, memory, obs, first, action)[0]
 
 
 def over_successors(

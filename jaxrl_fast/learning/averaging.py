@@ -71,7 +71,7 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
 
     def step_server(private: Channels, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         means = {name: _mean(inputs[_local(name)]) for name in team}
-        learned = {name: mean._replace(params=parts[name].project(mean.params)) for name, mean in means.items()}
+        learned = {name: mean._replace(params=_held(parts[name], mean.params)) for name, mean in means.items()}
         norms = {metric_name(team, name, "param_norm"): global_norm(learned[name].params) for name in team}
         return learned, learned, norms
 
@@ -199,6 +199,11 @@ def _shares(batches: Batches, learners: int) -> Batches:
 
 def _mean(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.mean(x, axis=0), tree)
+
+
+def _held(part: Part, params: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Return params within the constraints of their networks."""
+    return {name: part.networks[name].project(own) for name, own in params.items()}
 
 
 def _local(name: str) -> str:

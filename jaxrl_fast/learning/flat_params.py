@@ -25,10 +25,9 @@ from jaxrl_fast.learning.updates import (
     statistics_of,
     trainer,
 )
+from jaxrl_fast.networks.network import UNCONSTRAINED
 from jaxrl_fast.numerics.optimizers import NamedOptimizer
 
-ANY = Part._field_defaults["project"]
-"""The default of `Part.project`: no constraint."""
 SMALL_NETWORKS = 2**15
 """Largest number of parameters of all networks for which every device joins each network into one vector.
 
@@ -137,10 +136,10 @@ def can_join(part: Part, state: PartState) -> bool:
     params = state.learned.params
     if not all(isinstance(make, NamedOptimizer) for make in part.optimizers.values()):
         return False
-    if any(network.separate for network in part.networks.values()):
+    if any(network.separate or network.project is not UNCONSTRAINED for network in part.networks.values()):
         return False
     alike = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-    return part.project is ANY and alike and not jax.tree.leaves([statistics_of(tree) for tree in params.values()])
+    return alike and not jax.tree.leaves([statistics_of(tree) for tree in params.values()])
 
 
 def make_learning(

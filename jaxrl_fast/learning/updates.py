@@ -165,11 +165,11 @@ def apply_gradients(
         before, grads = state.learned.params[name], trainable(result.grads[name])
         optimizer, weights = optax.with_extra_args_support(part.optimizers[name](hyper)), trainable(before)
         change, opt_state[name] = optimizer.update(grads, state.opt_state[name], weights, metrics=result.metrics)
-        params[name] = optax.apply_updates(weights, change)
-        if name in result.statistics or jax.tree.leaves(statistics_of(before)):
-            params[name] = together(params[name], result.statistics.get(name, statistics_of(before)))
+        params[name] = part.networks[name].project(optax.apply_updates(weights, change))
+        if jax.tree.leaves(statistics_of(before)):
+            params[name] = with_statistics(params[name], before, result.grads[name], result.statistics.get(name, {}))
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
-    learned = Learned(part.project(params))
+    learned = Learned(params)
     if part.targets:
         learned = _move_targets(part, learned.params, state.learned.target, hyper, updates)
     updated = Updated(PartState(learned, opt_state), metrics, result.priorities)
@@ -242,19 +242,22 @@ def statistics_of(params: PyTree) -> PyTree:
     return params.get(STATISTICS, {}) if isinstance(params, dict) else {}
 
 
-def together(weights: PyTree, statistics: PyTree) -> PyTree:
-    """Join trainable params and statistics of batch norms.
+def with_statistics(weights: PyTree, before: PyTree, grads: PyTree, others: Mapping[str, PyTree] = {}) -> PyTree:
+    """Join updated weights and the new statistics of batch norms.
 
     Args:
-        weights: Result of `trainable`.
-        statistics: Result of `statistics_of`.
+        weights: Result of `trainable`, after the update.
+        before: Params before the update.
+        grads: Gradients, which hold the change of batch norms' statistics (`Network.in_loss`).
+        others: New statistics that are not of batch norms.
 
     Returns:
         Params of the network or ensemble.
     """
     if isinstance(weights, tuple):
-        return tuple(map(together, weights, statistics))
-    return {**weights, STATISTICS: statistics} if jax.tree.leaves(statistics) else weights
+        return tuple(map(with_statistics, weights, before, grads))
+    moved = jax.tree.map(jnp.add, before[STATISTICS], grads[STATISTICS])
+    return {**weights, STATISTICS: {**moved, **others}}
 
 
 def all_finite(tree: PyTree) -> jax.Array:

@@ -39,9 +39,8 @@ from jaxrl_fast.system import path_of
 STATISTICS = "batch_stats"
 """Flax's collection of batch-norm statistics: part of the params, but not changed by optimizers."""
 
-
 Torso = str
-"""Kind of a network's dense layers: "mlp", "simba", or ``my_package.make``; also the function itself."""
+"""Kind of a network's dense layers: "mlp", "residual", "simba", or ``my_package.make``; also the function itself."""
 
 
 class Head(NamedTuple):
@@ -213,7 +212,7 @@ class WithHeads(nn.Module):
         length, batch = jax.tree.leaves(x)[0].shape[:2]
         rows = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1).reshape(batch * length, *leaf.shape[2:]), x)  # as in `Mlp`
         size, dot = sum(head.size for head in self.heads), dot_of(self.precision)
-        x = run_own(self.torso, rows, size if self.ends else None)
+        x = run_own(self.torso, rows, size if self.ends else None, learning=learning)
         kernel, bias = weights_of_heads(self.heads, self.weights), biases_of_heads(self.heads)
         x = x if self.ends else nn.Dense(size, kernel_init=kernel, bias_init=bias, dot_general=dot)(x)
         return x.reshape(batch, length, -1).swapaxes(0, 1)
@@ -236,13 +235,13 @@ def torso_of(network: Torso, hidden: tuple[int, ...], heads: tuple[Head, ...], a
         ValueError: Unknown network, or one without noise or dropout, which are asked for.
     """
     precision, weights, draws = how
-    if network == "residual":
-        return residual_torso(hidden, heads, activation, precision)
-    torso, ends = own_torso(network, hidden, activation, sum(head.size for head in heads))
     if draws:
         raise ValueError(
             f"network={path_of(network)} has no noise and no dropout: leave them out, or write network=mlp"
         )
+    if network == "residual":
+        return residual_torso(hidden, heads, activation, precision)
+    torso, ends = own_torso(network, hidden, activation, sum(head.size for head in heads))
     return WithHeads(torso, heads, precision, weights, ends)
 
 
@@ -304,7 +303,7 @@ class PixelNetwork(nn.Module):
 
 # All that an algorithm imports, so that it depends on no other module of this package.
 __all__ = ["Activation", "Apply", "Cnn", "Head", "Heads", "Network", "Precision", "Torso", "action_mask"]
-__all__ += ["ensemble", "hold_unit_norm", "make_network", "scalar"]
+__all__ += ["ensemble", "hold_unit_norm", "make_network", "over", "scalar"]
 
 
 class Apply(Protocol):
@@ -327,22 +326,14 @@ class Apply(Protocol):
         """
 
 
-class ApplyLearning(Protocol):
-    """Runs a network in a loss, as `Apply`, with the batch's statistics in batch norms."""
-
-    def __call__(
-        self, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-    ) -> tuple[Any, PyTree, PyTree]:
-        """Return outputs, memory, and the new ``batch_stats`` of the params (empty without a batch norm)."""
-
-
 class Network(NamedTuple):
     """One network as pure functions.
 
     Attributes:
         init: ``(key) -> params``, Flax variables: weights, and statistics of normalization layers.
         apply: Runs the network over a sequence.
-        apply_learning: Runs the network in a loss, where batch norms are updated.
+        in_loss: Runs the network in a loss of its params, where batch norms use the batch's statistics. The gradient of
+            the running statistics is their change.
         initial_memory: ``(batch_size) -> memory`` at the start of an episode, leaves ``[batch_size, ...]``; ``()`` for
             a feed-forward network.
         recurrent: Whether the network has a memory.
@@ -355,11 +346,12 @@ class Network(NamedTuple):
         with_dropout: ``(key) -> network`` whose ``apply`` drops outputs of hidden layers at random, if it has dropout.
         draw_noise: ``(params, key, role, rows=1) -> params`` with noise (`noisy.draw_noise`), or unchanged params.
         with_levels: ``(key) -> network`` whose ``apply`` draws random levels, if it outputs quantiles (`QuantileMlp`).
+        project: ``(params) -> params``, a constraint such as unit norm, after each step and after averaging.
     """
 
     init: Callable[[jax.Array], PyTree]
     apply: Apply
-    apply_learning: ApplyLearning
+    in_loss: Apply
     initial_memory: Callable[[int], PyTree] = lambda batch_size: ()
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
@@ -370,6 +362,11 @@ class Network(NamedTuple):
     with_dropout: Callable[[jax.Array], "Network"] | None = None
     draw_noise: Callable[..., PyTree] = lambda params, *given: params
     with_levels: Callable[[jax.Array], "Network"] | None = None
+    project: Callable[[PyTree], PyTree] = lambda params: params
+
+
+UNCONSTRAINED = Network._field_defaults["project"]
+"""The default of `Network.project`: no constraint."""
 
 
 def make_network(
@@ -413,7 +410,7 @@ def make_network(
         cnn: Convolutions for images. "auto" takes the largest that the images' size allows, for images of bytes. "none"
             reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
         network: "mlp", "simba" for residual blocks with layer norms, a user's function or its path (`own_torso`), or
-            "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
+            "residual" for residual blocks with batch norms and weights of unit norm.
         noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
         orthogonal: Whether the initial weights of convolutions and an "mlp" are orthogonal instead of normal.
         split: Makes a module of two parts of the dense layers, such as `quantiles.two_parts`; None for an `Mlp`.
@@ -462,50 +459,72 @@ def make_network(
         outputs, memories = result if recurrent_size else (result, ())
         return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories
 
-    counted = batch_norm or network == "residual"
-    learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
-    made = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+    made = Network(init, apply, apply, initial_memory, recurrent_size > 0, action_shape)
+    made = made if network == "mlp" and not batch_norm else _with_batch_norms(made, network, module, inputs, outputs_of)
     return _with_draws(made, apply, noisy, dropout=dropout, levels=split) if noisy or dropout or split else made
 
 
 def _with_draws(network: Network, apply: Callable[..., Any], noisy: bool, **draws: Any) -> Network:
     """Add the random draws of noisy layers, and in ``apply`` of all ``draws`` that are given, by Flax's name."""
     network = network._replace(draw_noise=draw_noise) if noisy else network
-    drawing = lambda name, key: network._replace(apply=partial(apply, rngs={name: key}))  # noqa: E731
+
+    def drawing(name: str, key: jax.Array) -> Network:
+        draws = partial(apply, rngs={name: key})
+        return network._replace(apply=draws, in_loss=draws)
+
     given: dict[str, Any] = {f"with_{name}": partial(drawing, name) for name, on in draws.items() if on}
     return network._replace(**given)
 
 
-def without_statistics(apply: Apply) -> ApplyLearning:
-    """Adapt the `Apply` of a network without batch norms to a loss.
+def _with_batch_norms(
+    network: Network, kind: Torso, module: nn.Module, inputs: Callable, outputs_of: Callable
+) -> Network:
+    """Let the batch norms of a module, if any, learn in losses, as the FP8 scales of `flax.linen.fp8_ops`."""
+    if STATISTICS not in jax.eval_shape(network.init, jax.random.key(0)):
+        return network
 
-    Args:
-        apply: Function of the network.
-
-    Returns:
-        The same function with empty statistics as third result.
-    """
-    return lambda *given: (*apply(*given), {})
-
-
-def _with_statistics(module: nn.Module, inputs: Callable[..., tuple], outputs_of: Callable) -> ApplyLearning:
-    """Return the `ApplyLearning` of a module with batch norms."""
-
-    def apply_learning(
+    def in_loss(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-    ) -> tuple[Any, PyTree, PyTree]:
+    ) -> tuple[Any, PyTree]:
         given = inputs(obs, memory, first, action)
         result, changed = module.apply(params, *given, learning=True, mutable=[STATISTICS])
-        return *outputs_of(result), changed[STATISTICS]
+        old = params[STATISTICS]
+        change = jax.tree.map(lambda new, old: jax.lax.stop_gradient(new - old), changed[STATISTICS], old)
+        return _with_gradient(outputs_of(result), old, change)
 
-    return apply_learning
+    return network._replace(in_loss=in_loss, project=hold_unit_norm if kind == "residual" else UNCONSTRAINED)
+
+
+@jax.custom_vjp
+def _with_gradient(outputs: PyTree, inputs: PyTree, gradient: PyTree) -> PyTree:
+    """Return the outputs; the gradient of the inputs is the given one, whatever the loss."""
+    return outputs
+
+
+_with_gradient.defvjp(
+    lambda outputs, inputs, gradient: (outputs, gradient),
+    lambda gradient, of_outputs: (of_outputs, gradient, jax.tree.map(jnp.zeros_like, gradient)),
+)
+
+
+def over(one: Network, run: Callable[..., tuple[Any, PyTree]]) -> Network:
+    """Change what a network reads and returns, in losses and outside of them.
+
+    Args:
+        one: Network.
+        run: ``(function, params, memory, obs, first, action=None) -> (outputs, memory)`` with ``function`` in place of
+            the network's `Apply`.
+
+    Returns:
+        The changed network.
+    """
+    return one._replace(apply=partial(run, one.apply), in_loss=partial(run, one.in_loss))
 
 
 def ensemble(network: Network, size: int) -> Network:
     """Build an ensemble of networks that differ only in their initial weights.
 
-    Params are a tuple. Params of networks without memory may also be stacked, ``[size, ...]``: `apply` then computes
-    one batched product.
+    Params are a tuple. Without memory, they may also be stacked, ``[size, ...]``, for one batched product.
 
     Args:
         network: Network to repeat.
@@ -518,24 +537,18 @@ def ensemble(network: Network, size: int) -> Network:
     def init(key: jax.Array) -> PyTree:
         return tuple(network.init(k) for k in jax.random.split(key, size))
 
-    def apply_learning(
-        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree, PyTree]:
-        own = memory if network.recurrent else ((),) * size
-        results = [network.apply_learning(p, m, obs, first, action) for p, m in zip(params, own, strict=True)]
-        outputs, memories, statistics = zip(*results, strict=True)
-        return jnp.stack(outputs), memories if network.recurrent else (), statistics
-
     def initial_memory(batch_size: int) -> PyTree:
         return tuple(network.initial_memory(batch_size) for _ in range(size)) if network.recurrent else ()
 
     def with_dropout(key: jax.Array) -> Network:
-        return whole._replace(apply=_apply_members(network, size, jax.random.split(key, size)))
+        draws = _apply_members(network, size, jax.random.split(key, size))
+        return whole._replace(apply=draws, in_loss=draws)
 
     apply = _apply_members(network, size)
-    whole = network._replace(
-        init=init, apply=apply, apply_learning=apply_learning, initial_memory=initial_memory, ensemble_size=size
-    )
+    in_loss = _apply_members(network._replace(apply=network.in_loss), size)
+    whole = network._replace(init=init, apply=apply, in_loss=in_loss, initial_memory=initial_memory, ensemble_size=size)
+    if network.project is not UNCONSTRAINED:
+        whole = whole._replace(project=lambda params: tuple(map(network.project, params)))
     return whole._replace(with_dropout=with_dropout) if network.with_dropout else whole
 
 
@@ -574,7 +587,7 @@ def scalar(init: Callable[[], jax.Array]) -> Network:
     ) -> tuple[jax.Array, PyTree]:
         return params, ()
 
-    return Network(lambda key: init(), apply, without_statistics(apply))
+    return Network(lambda key: init(), apply, apply)
 
 
 def _by_head(outputs: jax.Array, heads: Heads) -> dict[str, jax.Array]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import OUT, STATE, PyTree
-from jaxrl_fast.networks.network import Network
+from jaxrl_fast.networks.network import UNCONSTRAINED, Network, over
 
 NUMBER = "agent_number"
 """Key of the agent's one-hot number, added to the entries of its observation, or to ``obs``."""
@@ -55,9 +55,9 @@ def shared_network(one: Network, num_agents: int) -> Network:
         A network over the agents' axis.
     """
 
-    def apply(
-        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-    ) -> tuple[Any, PyTree]:
+    def run(
+        function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+    ) -> tuple:
         length, batch = first.shape
         rows = batch * num_agents
 
@@ -71,22 +71,22 @@ def shared_network(one: Network, num_agents: int) -> Network:
         seen = jax.tree.map(merged, _with_number(own_obs(obs), numbers))
         begins = merged(jnp.broadcast_to(first[:, :, None], (length, batch, num_agents)))
         before = jax.tree.map(lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), memory)
-        return jax.tree.map(parted, one.apply(params, before, seen, begins))
+        return jax.tree.map(parted, function(params, before, seen, begins))
 
     def initial_memory(batch_size: int) -> PyTree:
         memory = one.initial_memory(batch_size * num_agents)
         return jax.tree.map(lambda leaf: leaf.reshape(batch_size, num_agents, *leaf.shape[1:]), memory)
 
     def of_agent(number: int, params: PyTree) -> tuple[Network, PyTree]:
-        def apply_one(
-            params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-        ) -> tuple[Any, PyTree]:
+        def run_one(
+            function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+        ) -> tuple:
             own = jnp.broadcast_to(jnp.eye(num_agents)[number], (*first.shape, num_agents))
-            return one.apply(params, memory, _with_number(obs, own), first)
+            return function(params, memory, _with_number(obs, own), first)
 
-        return one._replace(apply=apply_one, apply_learning=_learning(apply_one)), params
+        return over(one, run_one), params
 
-    return Network(one.init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2, of_agent=of_agent)
+    return over(one, run)._replace(initial_memory=initial_memory, action_shape=None, trailing_axes=2, of_agent=of_agent)
 
 
 def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -> Network:
@@ -105,11 +105,11 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
     def init(key: jax.Array) -> PyTree:
         return jax.vmap(one.init)(jax.random.split(key, num_agents))
 
-    def apply(
-        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-    ) -> tuple[Any, PyTree]:
+    def run(
+        function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+    ) -> tuple:
         def one_agent(own: PyTree, before: PyTree, seen: PyTree) -> tuple[Any, PyTree]:
-            return one.apply(own, before, seen, first)
+            return function(own, before, seen, first)
 
         seen = obs if see_all else own_obs(obs)
         return jax.vmap(one_agent, in_axes=(0, 1, each), out_axes=2)(params, memory, seen)
@@ -121,7 +121,8 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
     def of_agent(number: int, params: PyTree) -> tuple[Network, PyTree]:
         return one, jax.tree.map(lambda leaf: leaf[number], params)
 
-    own = Network(init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2)
+    own = over(one, run)._replace(init=init, initial_memory=initial_memory, action_shape=None, trailing_axes=2)
+    own = own if one.project is UNCONSTRAINED else own._replace(project=jax.vmap(one.project))
     return own._replace(separate=True, of_agent=of_agent)
 
 
@@ -135,13 +136,13 @@ def mixing_network(one: Network) -> Network:
         A network with outputs ``[L, B, 1, out]``.
     """
 
-    def apply(
-        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-    ) -> tuple[Any, PyTree]:
-        outputs, _ = one.apply(params, memory, obs, first)
+    def run(
+        function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+    ) -> tuple:
+        outputs, _ = function(params, memory, obs, first)
         return jax.tree.map(lambda x: jnp.expand_dims(x, -2), outputs), ()
 
-    return Network(one.init, apply, _learning(apply), trailing_axes=2)
+    return over(one, run)._replace(trailing_axes=2)
 
 
 def with_mixer(network: Network, mixer: Network) -> Network:
@@ -152,7 +153,8 @@ def with_mixer(network: Network, mixer: Network) -> Network:
         mixer: Network of the global state.
 
     Returns:
-        A network with the pairs of both networks' params and outputs, and the memory of ``network``.
+        A network with the pairs of both networks' params and outputs, and the memory of ``network``, for outputs
+        outside of losses.
     """
 
     def apply(
@@ -161,12 +163,8 @@ def with_mixer(network: Network, mixer: Network) -> Network:
         outputs, after = network.apply(params[0], memory, obs, first, action)
         return (outputs, mixer.apply(params[1], (), obs, first)[0]), after
 
-    return network._replace(apply=apply, apply_learning=_learning(apply))
+    return network._replace(apply=apply)
 
 
 def _with_number(obs: PyTree, number: Any) -> PyTree:
     return {**(obs if isinstance(obs, dict) else {"obs": obs}), NUMBER: number}
-
-
-def _learning(apply: Callable[..., tuple[Any, PyTree]]) -> Callable[..., tuple[Any, PyTree, PyTree]]:
-    return lambda *given: (*apply(*given), {})

@@ -108,9 +108,10 @@ def own_torso(
 
     Args:
         network: "simba"; or a function, or its path ``my_package.make``: ``(hidden, activation) -> module`` of Flax,
-            which maps features ``[N, F]`` to features ``[N, any size]`` and has no batch norm. If the module has
-            ``takes_observation = True``, it gets the observation instead, leaves ``[N, ...]``; in a critic that
-            takes an action, ``{"action": ..., "obs": ...}``. A function ``(hidden, activation, outputs)`` makes the
+            which maps features ``[N, F]`` to features ``[N, any size]``. With batch norms, it takes ``learning=False``,
+            True in a loss, where they use the batch's statistics. If the module has ``takes_observation = True``, it
+            gets the observation instead, leaves ``[N, ...]``; in a critic that takes an action, ``{"action": ...,
+            "obs": ...}``. A function ``(hidden, activation, outputs)`` makes the
             head, too: ``[N, outputs]``.
         hidden: Sizes of the hidden layers, or widths of the blocks.
         activation: Activation.
@@ -127,7 +128,7 @@ def own_torso(
             raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
         return Simba(hidden, activation), False
     if isinstance(network, str) and not names_code(network):
-        raise ValueError(f"network={network}: write mlp, simba or my_package.make")
+        raise ValueError(f"network={network}: write mlp, residual, simba or my_package.make")
     make = import_function(network, "algo.network") if isinstance(network, str) else network
     try:
         ends = "outputs" in inspect.signature(make).parameters
@@ -159,31 +160,39 @@ def takes_observation(module: nn.Module, recurrent_size: int) -> bool:
     return bool(takes)
 
 
-def run_own(torso: nn.Module, x: PyTree, outputs: int | None = None) -> jax.Array:
+def run_own(torso: nn.Module, x: PyTree, outputs: int | None = None, *, learning: bool = False) -> jax.Array:
     """Run a torso of `own_torso`.
 
     Args:
         torso: Module.
         x: Features ``[N, F]``, or an observation, leaves ``[N, ...]``.
         outputs: Number of outputs that it must have; None for any.
+        learning: Whether batch norms use the batch's statistics.
 
     Returns:
         Features ``[N, any size]``, or outputs.
 
     Raises:
-        ValueError: It fails, changes the number of rows, or has a state, such as a batch norm.
+        ValueError: It fails, changes the number of rows, or has another state than batch norms that it can switch.
     """
     name = f"network: {path_of(type(torso))}"
+    switches = "learning" in inspect.signature(torso.__call__).parameters
     try:
-        y = torso(x)
+        y = torso(x, learning=learning) if switches else torso(x)
     except Exception as error:
         raise ValueError(f"{name} fails with inputs {jax.tree.map(jnp.shape, x)}: {fault_of(error)}") from error
     rows = jax.tree.leaves(x)[0].shape[0]
     wanted = f"({rows}, {'any size' if outputs is None else outputs})"
     if jnp.ndim(y) != 2 or y.shape[0] != rows or y.shape[1] != (outputs or y.shape[1]):
         raise ValueError(f"{name} returns {jnp.shape(y)}: write {wanted}, a row for each of the input")
-    if states := sorted(set(torso.variables) - {"params"}):
-        raise ValueError(f"{name} has a state ({', '.join(states)}), which losses do not update: write layer norms")
+    states = sorted(set(torso.variables) - {"params"})
+    if states == ["batch_stats"] and not switches:
+        raise ValueError(
+            f"{name} has batch norms that cannot see when they learn: write __call__(self, x, *, learning=False) and "
+            "nn.BatchNorm(use_running_average=not learning), or layer norms"
+        )
+    if states not in ([], ["batch_stats"]):
+        raise ValueError(f"{name} has a state ({', '.join(states)}), which losses do not update: leave it out")
     return y
 
 
