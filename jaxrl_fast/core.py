@@ -251,7 +251,8 @@ class Extras(NamedTuple):
 
     Attributes:
         decision: Arrays that the algorithm's exploration returns (`algorithm.Decide`), by name, such as ``log_prob``.
-        memory: Recurrent memory of the networks before this step, by part.
+        memory: Recurrent memory of the networks before this step, by part; of a rollout, before the steps where the
+            sequences of the updates begin.
     """
 
     decision: dict[str, jax.Array]

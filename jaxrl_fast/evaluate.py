@@ -24,7 +24,7 @@ HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0] [sample=fals
   episodes    number of episodes, each with a new initial state
   seed        seed of the episodes; their PRNG keys differ from the keys of training
   sample      true: actions are drawn from the policy's distribution; false: the most probable ones
-  algo.make   again, as algo.network, if it is your own; other keys algo.* and env.* replace the run's"""
+  algo.make   again, as algo.network or algo.memory, if it is your own; other keys algo.* and env.* replace the run's"""
 KEYS = {
     "episodes": Key(int, 100, 1, maximum=MAX_SIZE),
     "seed": Key(int, 0, 0, maximum=MAX_SEED),

@@ -15,6 +15,7 @@ from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, exp
 from jaxrl_fast.policy.policies import load_policy
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import ConfigError, Key
+from jaxrl_fast.system import CODE
 
 HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
   RUN         folder of a run, such as runs/latest, or of a policy, to which the files are added
@@ -24,11 +25,11 @@ HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
               default: both, or jax where those packages are missing
   agent       write the policy of one of several agents, from 0, to a folder such as agent_2
               default: the policy of all agents
-  algo.make, algo.network   again, if the algorithm or the network is your own
+  algo.make, algo.network, algo.memory   again, if one is your own
 Each file is compared with the policy on 1,000 observations, and removed if they disagree."""
 
 
-KEYS = {name: Key(str, None) for name in ("formats", "agent", "algo.make", "algo.network")}
+KEYS = {name: Key(str, None) for name in ("formats", "agent", *(f"algo.{part}" for part in CODE))}
 Factory = Callable[..., Algorithm]
 """(options) -> algorithm."""
 
@@ -93,7 +94,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Facto
 
 
 def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
-    """Return the factory of a policy with a user's algorithm or network.
+    """Return the factory of a policy with a user's algorithm, network or memory.
 
     Args:
         folder: Folder of the policy.
@@ -102,12 +103,13 @@ def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
     Returns:
         The factory; None if neither is given.
     """
-    make, network = given["algo.make"], given["algo.network"]
-    if make is None and network is None:
+    make, *parts = (given[f"algo.{part}"] for part in CODE)
+    own = {name: path for name, path in zip(CODE[1:], parts, strict=True) if path is not None}
+    if make is None and not own:
         return None
     name = make or json.loads((folder / "policy.json").read_text(encoding="utf-8"))["made_by"]["algo"]
     factory = factory_of(name) if make else ALGORITHMS[name]
-    return factory if network is None else lambda **options: factory(**{**options, "network": network})
+    return lambda **options: factory(**{**options, **own})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [
   seconds     longest duration of an episode, in the environment's time
   fps         largest number of pictures per second; steps between two pictures are not drawn
   width       largest width of pictures in pixels; small ones are enlarged by a whole factor
-  algo.make   again, as algo.network, if it is your own; other keys algo.* and env.* replace the run's"""
+  algo.make   again, as algo.network or algo.memory, if it is your own; other keys algo.* and env.* replace the run's"""
 KEYS = {
     "out": Key(str, None),
     "policy": Key(str, "newest"),

@@ -130,6 +130,10 @@ def fault_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{'' if place is None else f' ({place})'}"
 
 
+CODE = "make", "network", "memory"
+"""Arguments of algorithms that may be a user's function, or its path."""
+
+
 def names_code(value: Any) -> bool:
     """Check whether a setting is the path of a function, as `import_function` takes it, and not a name.
 

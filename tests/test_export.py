@@ -376,7 +376,7 @@ def test_a_damaged_policy_is_one_line(tmp_path, file):
         (["a", "b"], "write the path of one run's folder, such as runs/latest"),
         (
             ["a", "episodes=3"],
-            "unknown key 'episodes': the keys of export are formats, agent, algo.make and algo.network",
+            "unknown key 'episodes': the keys of export are formats, agent, algo.make, algo.network and algo.memory",
         ),
         (["a", "agent=x"], "agent=x: write the number of an agent, from 0"),
         (["a", "formats=jax,pt"], "formats=jax,pt: 'pt' is not one of jax, onnx"),

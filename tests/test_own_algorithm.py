@@ -378,7 +378,7 @@ def test_a_network_of_ones_own_goes_through_every_command(nets: Path, commands: 
     assert commands.run(nets, "train", *words, "run_dir=run", trains=True).status == 0
     for command, *words in LOADING:
         assert NETWORK in refused(commands, nets, command, *words)
-        words += ["formats=jax"] if command == "export" else []  # attention's products are not in our ONNX export
+        words += ["formats=jax"] if command == "export" else []  # flax's attention is not in our ONNX export
         ended = commands.run(nets, command, *words, NETWORK, trains=True)
         assert ended.status == 0, (command, ended.err)
     with pytest.raises(ValueError, match=r"algo\.network=my_nets\.attend again"):

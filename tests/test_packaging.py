@@ -52,7 +52,7 @@ algorithms.
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 160, 21_900
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 160, 22_300
 """Not counted: `targets`, which compiles for absent machines, and new files in ``envs/from_*`` and ``algorithms/``."""
 
 

@@ -47,8 +47,8 @@ from jaxrl_fast.learning.critics import (
     soft_outputs,
     with_levels,
 )
-from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Network, Precision, Torso, make_network
-from jaxrl_fast.networks.quantiles import two_parts
+from jaxrl_fast.networks.network import SHARED, Activation, Cnn, MemoryKind, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.noisy import two_parts
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
@@ -126,6 +126,7 @@ def dqn(
     q_keys: tuple[str, ...] = (),
     activation: Activation = "relu",
     layer_norm: bool = False,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     network: Torso = "mlp",
     cnn: Cnn = "auto",
@@ -151,13 +152,13 @@ def dqn(
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64. Published is one per
             4 steps; CartPole-v1 reaches 82 with it after 50,000 steps, else 475.
-        batch_size: Transitions in a minibatch, or sequences with a GRU.
+        batch_size: Transitions in a minibatch, or sequences with a memory.
         buffer_size: Capacity of the replay buffer in steps over all environments.
         warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
         warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a training sequence with a GRU.
-        burn_in: Steps before each sequence that only compute the GRU's memory.
+        sequence_length: Steps of a training sequence with a memory.
+        burn_in: Steps before each sequence that only compute the memory.
         priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
         importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
         target_period: Updates between two steps of the target network.
@@ -179,7 +180,9 @@ def dqn(
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers (DRQN); 0 for none.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers (DRQN); 0 for none.
         network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or

@@ -21,14 +21,24 @@ from jaxrl_fast.learning.algorithm import (
     OnPolicy,
     OnPolicyBatch,
     Part,
-    apply_apart,
+    after_rollout,
     elementwise,
     gradients_of,
     on_policy_sizes,
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Head, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import (
+    SHARED,
+    Activation,
+    Cnn,
+    Head,
+    MemoryKind,
+    Network,
+    Precision,
+    Torso,
+    make_network,
+)
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
 
@@ -82,6 +92,7 @@ def impala(
     keys: tuple[str, ...] = (),
     activation: Activation = "tanh",
     layer_norm: bool = False,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     network: Torso = "mlp",
     cnn: Cnn = "auto",
@@ -112,7 +123,9 @@ def impala(
         keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers; 0 for none.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers; 0 for none.
         network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
@@ -168,11 +181,11 @@ def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer
         own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: ImpalaHyper
     ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            outputs, memory = over_rollout(network, params, batch, "agent")
+            outputs, memories = over_rollout(network, params, batch, "agent")
             dist, value = policy_of(space, outputs["policy"], batch.obs), outputs["value"][..., 0]
             log_prob = distributions.log_prob(dist, batch.extras["raw_action"])
             ratio = losses.ratio_of(jax.lax.stop_gradient(log_prob) - batch.extras["log_prob"])
-            target, advantage = traces(jax.lax.stop_gradient((params, value, memory)), ratio, batch, hyper)
+            target, advantage = traces(jax.lax.stop_gradient((params, value, memories)), ratio, batch, hyper)
             policy_loss = -jnp.mean(log_prob * advantage)
             regression = jnp.mean(elementwise(value_loss, value, target))
             entropy = jnp.mean(distributions.entropy(dist, key))
@@ -191,8 +204,8 @@ def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer
     def traces(
         seen: tuple[PyTree, jax.Array, PyTree], ratio: jax.Array, batch: OnPolicyBatch, hyper: ImpalaHyper
     ) -> tuple[jax.Array, jax.Array]:
-        (params, value, memory), steps = seen, batch.transition
-        following, _ = apply_apart(network, params, memory, steps.next_obs, jnp.zeros_like(batch.first))
+        (params, value, memories), steps = seen, batch.transition
+        following = after_rollout(network, params, batch, "agent", memories, steps.next_obs)
         return jax.vmap(losses.v_trace, in_axes=(1, 1, 1, 1, 1, 1, None, None, None), out_axes=1)(
             steps.reward,
             hyper.discount * (1.0 - steps.terminated),

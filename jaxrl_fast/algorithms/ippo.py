@@ -11,7 +11,7 @@ from jaxrl_fast.algorithms.multi_agent import network_of_all, ppo_of_agents
 from jaxrl_fast.algorithms.ppo import first_output
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso
+from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
 
@@ -42,6 +42,7 @@ def ippo(
     critic_keys: tuple[str, ...] = (),
     activation: Activation = "tanh",
     layer_norm: bool = False,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     network: Torso = "mlp",
     cnn: Cnn = "auto",
@@ -79,7 +80,10 @@ def ippo(
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers; 0 for none.
+            With it, minibatches are whole sequences.
         network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or

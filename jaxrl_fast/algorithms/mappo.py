@@ -12,7 +12,7 @@ from jaxrl_fast.algorithms.multi_agent import ppo_of_agents
 from jaxrl_fast.algorithms.ppo import first_output
 from jaxrl_fast.core import STATE, EnvSpec, PyTree
 from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso, make_network
 from jaxrl_fast.networks.per_agent import separate_networks
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
@@ -44,6 +44,7 @@ def mappo(
     critic_keys: tuple[str, ...] = (),
     activation: Activation = "tanh",
     layer_norm: bool = False,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     network: Torso = "mlp",
     cnn: Cnn = "auto",
@@ -85,7 +86,10 @@ def mappo(
             without a state.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers; 0 for none.
+            With it, minibatches are whole sequences.
         network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
@@ -107,7 +111,9 @@ def mappo(
         how: dict[str, Any] = dict(
             activation=activation, layer_norm=layer_norm, network=network, cnn=cnn, precision=precision
         )
-        value = make_network(spec.obs, size, hidden=value_hidden, keys=keys, recurrent_size=recurrent_size, **how)
+        value = make_network(
+            spec.obs, size, hidden=value_hidden, keys=keys, memory=memory, recurrent_size=recurrent_size, **how
+        )
         if not share_parameters:
             return separate_networks(value, spec.num_agents, see_all=True), first_output
         return value, first_output if spec.shared_reward else all_outputs

@@ -37,7 +37,17 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Head, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import (
+    SHARED,
+    Activation,
+    Cnn,
+    Head,
+    MemoryKind,
+    Network,
+    Precision,
+    Torso,
+    make_network,
+)
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
@@ -139,6 +149,7 @@ def ppo(
     critic_keys: tuple[str, ...] = (),
     activation: Activation = "tanh",
     layer_norm: bool = False,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     initial_deviation: Annotated[float, FROM_0] = 0.4,
     free_deviation: bool = False,
@@ -189,7 +200,10 @@ def ppo(
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers; 0 for none.
+            With it, minibatches are whole sequences.
         initial_deviation: Standard deviation of continuous actions at the start, in half ranges, before the squashing.
         free_deviation: Whether the deviations of continuous actions are trained numbers, the same in every state.
         clip_actions: Whether continuous actions are normal and clipped to their range, instead of squashed by tanh.

@@ -29,7 +29,7 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import SHARED, Activation, Cnn, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import SHARED, Activation, Cnn, MemoryKind, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
@@ -84,6 +84,7 @@ def pqn(
     q_keys: tuple[str, ...] = (),
     activation: Activation = "relu",
     layer_norm: bool = True,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     network: Torso = "mlp",
     cnn: Cnn = "auto",
@@ -114,7 +115,10 @@ def pqn(
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers; 0 for none.
+            With it, minibatches are whole sequences.
         network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or

@@ -16,7 +16,7 @@ from jaxrl_fast.algorithms.multi_agent import keys_of_one, network_of_all, out_o
 from jaxrl_fast.core import STATE, Actions, Discrete, EnvSpec, MultiDiscrete, PyTree, Transition
 from jaxrl_fast.learning.acting import FALLING_EPSILON, greedy_value, number_of, value_of
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy, Values, require_actions, require_positive
-from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Head, MemoryKind, Network, Precision, Torso, make_network
 from jaxrl_fast.networks.per_agent import mixing_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import FROM_0, OptimizerName, Rate0, Rate01, checks_numbers
@@ -49,6 +49,7 @@ def pqn_vdn(
     q_keys: tuple[str, ...] = (),
     activation: Activation = "relu",
     layer_norm: bool = True,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     network: Torso = "mlp",
     cnn: Cnn = "auto",
@@ -85,7 +86,10 @@ def pqn_vdn(
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers; 0 for none.
+            With it, minibatches are whole sequences.
         network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or

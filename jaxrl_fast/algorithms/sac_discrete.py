@@ -36,7 +36,7 @@ from jaxrl_fast.learning.algorithm import (
     require_actions,
 )
 from jaxrl_fast.learning.critics import learned_obs, policy_and_critics, regression
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso
+from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
@@ -100,6 +100,7 @@ def sac_discrete(
     critic_keys: tuple[str, ...] = (),
     activation: Activation = "relu",
     critic_layer_norm: bool = False,
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     initial_temperature: Annotated[float, ABOVE_0] = 1.0,
     network: Torso = "mlp",
@@ -124,13 +125,13 @@ def sac_discrete(
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick; None for one per 4 sampled steps, at most 64.
-        batch_size: Transitions in a minibatch, or sequences with a GRU.
+        batch_size: Transitions in a minibatch, or sequences with a memory.
         buffer_size: Capacity of the replay buffer in steps over all environments.
         warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
         warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a training sequence with a GRU.
-        burn_in: Steps before each sequence that only compute the GRU's memory.
+        sequence_length: Steps of a training sequence with a memory.
+        burn_in: Steps before each sequence that only compute the memory.
         normalize_observations: Whether to normalize observations; None for all but images and grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
@@ -138,7 +139,9 @@ def sac_discrete(
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         critic_layer_norm: Whether to normalize the critics' hidden layers.
-        recurrent_size: Size of a GRU before the hidden layers; 0 for none.
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
+            (`make_memory`).
+        recurrent_size: Size of the memory before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
         network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
@@ -153,7 +156,12 @@ def sac_discrete(
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
     hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
     options: dict[str, Any] = dict(
-        activation=activation, recurrent_size=recurrent_size, network=network, cnn=cnn, precision=precision
+        activation=activation,
+        memory=memory,
+        recurrent_size=recurrent_size,
+        network=network,
+        cnn=cnn,
+        precision=precision,
     )
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))

@@ -44,7 +44,7 @@ from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, read_word, run_keys, written
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.system import names_code, place_of
+from jaxrl_fast.system import CODE, names_code, place_of
 from jaxrl_fast.training.run_folder import lacking_letters
 
 WIDTH = 80
@@ -450,7 +450,7 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
         )
     else:
         run = compose(settings)
-    own = run.algo not in ALGORITHMS or names_code(run.algo_options.get("network"))
+    own = run.algo not in ALGORITHMS or any(names_code(run.algo_options.get(name)) for name in CODE)
     return run, load_policy(folder / policy, algorithm=make_algorithm(run) if own else None)
 
 

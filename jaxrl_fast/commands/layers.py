@@ -13,7 +13,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.system import names_code
+from jaxrl_fast.system import CODE, names_code
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 
@@ -86,12 +86,8 @@ def is_of_learn(settings: Mapping[str, Any]) -> bool:
     return "eval.every" not in settings
 
 
-CODE = "algo.make", "algo.network"
-"""Settings that may name code of a user."""
-
-
 def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check that a user's algorithm or network is named again on the command line.
+    """Check that a user's algorithm, network or memory is named again on the command line.
 
     Code that a folder names is not executed.
 
@@ -103,7 +99,7 @@ def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[s
     Raises:
         ConfigError: It is not.
     """
-    for key in CODE:
+    for key in (f"algo.{part}" for part in CODE):
         name = named.get(key)
         if names_code(name) and given.get(key) is None:
             raise ConfigError(

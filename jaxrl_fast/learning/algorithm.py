@@ -402,6 +402,28 @@ def over_rollout(network: Network, params: PyTree, batch: OnPolicyBatch, part: s
     return network.in_loss(params, memory, batch.obs, batch.first)
 
 
+def after_rollout(
+    network: Network, params: PyTree, batch: OnPolicyBatch, part: str, memories: PyTree, next_obs: PyTree
+) -> Any:
+    """Run a network at the observations after every step of a rollout's sequences.
+
+    Args:
+        network: Network of ``part``.
+        params: Its params.
+        batch: Sequences ``[L, B, ...]``.
+        part: Name of the part.
+        memories: Memory after every step, from `over_rollout`.
+        next_obs: Observations after every step, ``[L, B, ...]``.
+
+    Returns:
+        Outputs ``[L, B, out]``.
+    """
+    if not network.recurrent:
+        return network.apply(params, (), next_obs, jnp.zeros_like(batch.first))[0]
+    memory = jax.tree.map(lambda x: x[0], batch.memory[part])
+    return after_steps(network, params, (memory, batch.obs, batch.first), memories, next_obs)
+
+
 def over_replay(
     data: Replay,
     network: Network,
@@ -458,10 +480,44 @@ def over_successors(
     """
     if not network.recurrent:
         return network.apply(params, (), batch.next_obs, jnp.zeros(batch.reward.shape, bool), action)[0]
-    memories = _remember(network, params, _before(batch, part), batch, slice(None))
-    columns = jnp.arange(batch.last.shape[1])[None]
-    memory = jax.tree.map(lambda x: x[batch.last, columns], memories)
-    return apply_apart(network, params, memory, batch.next_obs, jnp.zeros(batch.reward.shape, bool), action)[0]
+    memory = _before(batch, part)
+    memories = None if network.after else _remember(network, params, memory, batch, slice(None))
+    steps = memory, batch.obs, batch.first
+    return after_steps(network, params, steps, memories, batch.next_obs, batch.last, action)
+
+
+def after_steps(
+    network: Network,
+    params: PyTree,
+    steps: tuple[PyTree, PyTree, jax.Array],
+    memories: PyTree,
+    next_obs: PyTree,
+    at: jax.Array | None = None,
+    action: jax.Array | None = None,
+) -> Any:
+    """Run a network with a memory at observations that each follow a step of a sequence.
+
+    Args:
+        network: Network.
+        params: Its params.
+        steps: Memory before the sequence, leaves ``[B, ...]``, its observations ``[L, B, ...]``, and ``first``
+            ``[L, B]``.
+        memories: Memory after every step, ``[L, B, ...]``; not read if the network has `Network.after`.
+        next_obs: Observations ``[N, B, ...]``.
+        at: Step that each follows, ``[N, B]``; None for all steps in order.
+        action: Actions ``[N, B, ...]``, for networks that take them.
+
+    Returns:
+        Outputs ``[N, B, out]``.
+    """
+    first = steps[2]
+    if network.after:
+        at = jnp.broadcast_to(jnp.arange(len(first))[:, None], first.shape) if at is None else at
+        return network.after(params, *steps, next_obs, at, action)
+    columns = jnp.arange(first.shape[1])[None]
+    before = memories if at is None else jax.tree.map(lambda x: x[at, columns], memories)
+    new = jnp.zeros((jax.tree.leaves(next_obs)[0].shape[:2]), bool)
+    return apply_apart(network, params, before, next_obs, new, action)[0]
 
 
 def mean_loss(losses: jax.Array, batch: ReplayBatch) -> jax.Array:
@@ -516,12 +572,13 @@ def apply_apart(
         # Batch first: if it is sharded over devices, merging the two axes then transfers nothing.
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(1, first.size, *x.shape[2:]), tree)
 
-    def apart(x: jax.Array) -> jax.Array:
-        lead = x.ndim - network.trailing_axes - 2
+    def apart(x: jax.Array, lead: int = 0) -> jax.Array:
         return x.reshape(*x.shape[:lead], *shape[::-1], *x.shape[lead + 2 :]).swapaxes(lead, lead + 1)
 
     before, own_action = jax.tree.map(lambda x: x[0], flat(memory)), None if action is None else flat(action)
-    return jax.tree.map(apart, network.apply(params, before, flat(obs), flat(first), own_action))
+    outputs, after = network.apply(params, before, flat(obs), flat(first), own_action)
+    # Of outputs, the members of an ensemble come first.
+    return jax.tree.map(lambda x: apart(x, x.ndim - network.trailing_axes - 2), outputs), jax.tree.map(apart, after)
 
 
 def _before(batch: ReplayBatch, part: str) -> PyTree:

@@ -17,7 +17,7 @@ from jaxrl_fast.learning.algorithm import (
     sequence_priority,
 )
 from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
-from jaxrl_fast.networks.quantiles import two_parts
+from jaxrl_fast.networks.noisy import two_parts
 from jaxrl_fast.numerics.distributions import categorical, cross_entropy, divergence, pick, project, quantile_huber
 from jaxrl_fast.numerics.optimizers import one_of
 
@@ -44,7 +44,7 @@ def policy_and_critics(
     Returns:
         The policy and the ensemble.
     """
-    shared = {name: options[name] for name in ("activation", "recurrent_size", "network", "cnn", "precision")}
+    shared = {name: options[name] for name in ("activation", "memory", "recurrent_size", "network", "cnn", "precision")}
     actor = {"hidden": options["policy_hidden"], "keys": options["policy_keys"], "out_scale": 0.01}
     actor |= {"split": two_parts if options.get("noise_steps") else None}
     policy = make_network(obs_spec, policy_size, **actor, **shared)

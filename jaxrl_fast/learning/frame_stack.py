@@ -219,9 +219,10 @@ def stacked_on_policy(
         return state, batches._replace(data=Tabled(batches.data, tables))
 
     reads = (data.critic,) if data.targets is not None else ()
-    return Experience(
+    made = Experience(
         lambda example: init_recent(view, num_envs, shards), step, take_tabled, shards, reads, state_axes=0
     )
+    return made._replace(memory_every=data.sequence_length or 1)
 
 
 def values_of_stacks(
@@ -245,16 +246,17 @@ def values_of_stacks(
         return None
     network, params, memory = critic_of(agent, data, rollout, trained)
 
-    def one_step(xs: tuple) -> tuple[jax.Array, jax.Array]:
-        obs, next_obs, action, first, memory = jax.tree.map(lambda x: x[None], xs)
+    def one_step(memory: PyTree, xs: tuple) -> tuple[PyTree, tuple[jax.Array, jax.Array]]:
+        obs, next_obs, action, first = jax.tree.map(lambda x: x[None], xs)
         stack = put_stacks(tables, obs)
         next_stack = put_next_stacks(tables, stack, next_obs)
-        outputs, memory = network.apply(params, jax.tree.map(lambda x: x[0], memory), stack, first)
-        after = jax.tree.map(lambda x: x[0], memory)
+        outputs, memories = network.apply(params, memory, stack, first)
+        after = jax.tree.map(lambda x: x[0], memories)
         following, _ = network.apply(params, after, next_stack, jnp.zeros_like(first))
-        return data.value(outputs, stack, action)[0], data.value(following, next_stack, None)[0]
+        return after, (data.value(outputs, stack, action)[0], data.value(following, next_stack, None)[0])
 
-    return Values(*jax.lax.map(one_step, (rollout.obs, rollout.next_obs, rollout.action, rollout.first, memory)))
+    before = jax.tree.map(lambda x: x[0], memory)
+    return Values(*jax.lax.scan(one_step, before, (rollout.obs, rollout.next_obs, rollout.action, rollout.first))[1])
 
 
 def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyTree, PyTree]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import PyTree, Transition
+from jaxrl_fast.core import Extras, PyTree, Transition
 from jaxrl_fast.envs.episode_metrics import metric_sums
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
@@ -91,7 +91,9 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     rows = _slices(env.num_envs, env.num_groups)
     groups = range(env.num_groups)
     turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # groups whose actions one call computes
-    act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, 0, None, 0, None))
+    act = over_slices(
+        env, _remembering(make_act(agent), agent.experience.memory_every), (0, 0, 0, 0, 0, 0, None, 0, None)
+    )
     no_extras = _extras_of_a_group(env, rollout_shapes.extras)
 
     @partial(jax.jit, donate_argnums=2)
@@ -276,16 +278,23 @@ def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTre
     return jax.tree.map(itemgetter(at), (state.carry, state.obs, state.first))
 
 
-def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
+def _remembering(act: Callable[..., tuple], memory_every: int) -> Callable[..., tuple]:
     """Wrap ``act`` to write its extras at ``t`` into the rollout's, ``[T, E, ...]``, on the device.
 
-    Copying each step's extras to the host takes as long as the decisions.
+    Memories are written only at multiples of ``memory_every``. Copying each step's extras to the host takes as long as
+    the decisions.
     """
 
     def call(*args: Any) -> tuple:
         *given, remembered, t = args
         action, carry, extras = act(*given)
-        return action, carry, jax.tree.map(lambda all_, new: all_.at[t].set(new), remembered, extras)
+
+        def write_memory(all_: jax.Array, new: jax.Array) -> jax.Array:
+            slot = jnp.where(t % memory_every == 0, t // memory_every, len(all_))
+            return all_.at[slot].set(new, mode="drop")
+
+        decision = jax.tree.map(lambda all_, new: all_.at[t].set(new), remembered.decision, extras.decision)
+        return action, carry, Extras(decision, jax.tree.map(write_memory, remembered.memory, extras.memory))
 
     return call
 
@@ -420,7 +429,10 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
             at = taken[indices]
             own = jax.tree.map(lambda x, indices=indices: x[indices], now)
             recording.put(at, indices, HostRecord(own.obs, own.first, own.action, result))
-            _set(extras, (at, indices), own.extras)
+            _set(extras.decision, (at, indices), own.extras.decision)
+            begins = at % agent.experience.memory_every == 0
+            starts = (at // agent.experience.memory_every)[begins], indices[begins]
+            _set(extras.memory, starts, jax.tree.map(lambda x, begins=begins: x[begins], own.extras.memory))
             _set((now.obs, now.first), indices, (result.obs, result.terminated | result.truncated))
             taken[indices] += 1
             going = indices[taken[indices] < length]

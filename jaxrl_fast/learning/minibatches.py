@@ -14,7 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Batches, Metrics, PyTree, Transition, over_two_axes
-from jaxrl_fast.learning.algorithm import Agent, Learned, OnPolicy, OnPolicyBatch, Peers, Values, apply_apart
+from jaxrl_fast.learning.algorithm import (
+    Agent,
+    Learned,
+    OnPolicy,
+    OnPolicyBatch,
+    Peers,
+    Values,
+    after_steps,
+    apply_apart,
+)
 from jaxrl_fast.networks.network import Network
 from jaxrl_fast.networks.per_agent import with_mixer
 from jaxrl_fast.numerics.normalization import Statistics, scale_experience
@@ -67,6 +76,7 @@ class Experience(NamedTuple):
         refills: Whether training may resume from an empty state, as with a replay buffer.
         prioritized_by: Part whose priorities weight the sampling; None for uniform sampling.
         learn_priorities: Updates the priorities.
+        memory_every: Steps of a rollout between two stored memories; the first step's is stored.
     """
 
     init: InitStorage
@@ -80,6 +90,7 @@ class Experience(NamedTuple):
     refills: bool = False
     prioritized_by: str | None = None
     learn_priorities: LearnPriorities = lambda state, feedback: state
+    memory_every: int = 1
 
 
 def logical_shards(num_envs: int, batch_size: int, most: int = MAX_SHARDS) -> int:
@@ -231,9 +242,9 @@ def on_policy_experience(agent: Agent, data: OnPolicy, num_envs: int, max_shards
         batch = make_batch(data, scaled, values_of(agent, data, scaled, learned), hyper)
         return state, epochs_of(data, batch, scaled.extras.memory, key, num_envs, max_shards)
 
-    shards = shards_of(agent, data, num_envs, max_shards)
+    shards, every = shards_of(agent, data, num_envs, max_shards), data.sequence_length or 1
     reads = (data.critic,) if data.targets is not None else ()
-    return Experience(lambda example: (), step, take_batch, shards, reads, state_axes=0)
+    return Experience(lambda example: (), step, take_batch, shards, reads, state_axes=0, memory_every=every)
 
 
 def shards_of(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int) -> int:
@@ -260,7 +271,7 @@ def epochs_of(
     Args:
         data: Data of the updates.
         batch: Data of a rollout, ``[T, E, ...]``.
-        memory: Recurrent memory before each step, ``[T, E, ...]``.
+        memory: Recurrent memory before each sequence, ``[T / L, E, ...]``.
         key: Random key.
         num_envs: Number of environments.
         max_shards: Limit of the shards.
@@ -269,8 +280,7 @@ def epochs_of(
         The batches, with the memory at the start of each sequence.
     """
     shuffled = shuffled_epochs(batch, key, data, num_envs, max_shards)
-    starts = cut(jax.tree.map(lambda x: x[:: data.sequence_length], memory), shuffled.indices.shape[1], 1)
-    return shuffled._replace(data=shuffled.data._replace(memory=starts))
+    return shuffled._replace(data=shuffled.data._replace(memory=cut(memory, shuffled.indices.shape[1], 1)))
 
 
 def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper: Any) -> OnPolicyBatch:
@@ -307,13 +317,46 @@ def values_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers)
     if data.targets is None:
         return None
     network, params, memory = critic_of(agent, data, rollout, trained)
-    outputs, memory = apply_apart(network, params, memory, rollout.obs, rollout.first)
-    following, _ = apply_apart(network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first))
+    if network.recurrent:
+        outputs, following = over_sequences(network, params, memory, rollout)
+    else:
+        outputs, _ = apply_apart(network, params, memory, rollout.obs, rollout.first)
+        following, _ = apply_apart(network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first))
     return Values(data.value(outputs, rollout.obs, rollout.action), data.value(following, rollout.next_obs, None))
 
 
+def over_sequences(network: Network, params: PyTree, memory: PyTree, rollout: Transition) -> tuple[Any, Any]:
+    """Run a network with memory over the sequences of a rollout, and at the next observations.
+
+    Args:
+        network: Network.
+        params: Its params.
+        memory: Memory before each sequence, ``[T / L, E, ...]``.
+        rollout: Rollout ``[T, E, ...]``.
+
+    Returns:
+        Outputs ``[T, E, ...]`` at both.
+    """
+    count, (steps, num_envs) = len(jax.tree.leaves(memory)[0]), rollout.first.shape
+
+    def side_by_side(x: jax.Array) -> jax.Array:
+        # The environments come before their sequences: if they are sharded over devices, nothing is transferred.
+        x = x.reshape(count, steps // count, num_envs, *x.shape[2:])
+        return jnp.moveaxis(x, 0, 2).reshape(steps // count, -1, *x.shape[3:])
+
+    def in_order(x: jax.Array) -> jax.Array:
+        x = x.reshape(steps // count, num_envs, count, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 0).reshape(steps, num_envs, *x.shape[3:])
+
+    obs, next_obs, first = jax.tree.map(side_by_side, (rollout.obs, rollout.next_obs, rollout.first))
+    before = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), memory)
+    outputs, memories = network.apply(params, before, obs, first)
+    following = after_steps(network, params, (before, obs, first), memories, next_obs)
+    return jax.tree.map(in_order, (outputs, following))
+
+
 def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers) -> tuple[Network, PyTree, PyTree]:
-    """Return the critic's network, its params, and its memory before every step of the rollout.
+    """Return the critic's network, its params, and its memory before every sequence of the rollout.
 
     Args:
         agent: Algorithm built for one environment.

@@ -70,7 +70,9 @@ def off_policy_experience(
     experience = Experience(
         source.init, step, take, buffer.shards, state_axes=source.state_axes, metrics=source.metrics
     )
-    experience = experience._replace(refills=True, end_episodes=source.end_episodes)
+    # A window may begin wherever the steps of the run, a multiple of a rollout's, are a multiple of a sequence's.
+    every = math.gcd(agent.rollout_length, window.stride)
+    experience = experience._replace(refills=True, end_episodes=source.end_episodes, memory_every=every)
     return experience._replace(prioritized_by=part, learn_priorities=source.learn_priorities)
 
 

@@ -191,8 +191,8 @@ def ring_buffer(
             return ring.at[:, time % capacity_t].set(by_shard(leaf, shards), unique_indices=True)
 
         def write_memory(ring: jax.Array, leaf: jax.Array) -> jax.Array:
-            strides = capacity_t // window.stride
-            slot = jnp.where(time % window.stride == 0, time // window.stride % strides, strides)
+            strides, starts = capacity_t // window.stride, time[:: length // len(leaf)]
+            slot = jnp.where(starts % window.stride == 0, starts // window.stride % strides, strides)
             return ring.at[:, slot].set(by_shard(leaf, shards), mode="drop")
 
         memory = jax.tree.map(write_memory, state.memory, rollout.extras.memory) if window.memory else ()

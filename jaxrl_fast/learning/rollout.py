@@ -184,6 +184,34 @@ def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[Sample
     return end, unpack_steps(steps, shapes[0])
 
 
+def scan_sequences(every: int, scan: Callable, step: Callable, state: SamplerState, xs: PyTree) -> tuple:
+    """Scan over steps that store the policy's memory only before every ``every``-th step.
+
+    Args:
+        every: Steps between two stored memories, a divisor of the number of steps.
+        scan: Scan over the steps between them.
+        step: Step of the scan.
+        state: Initial state.
+        xs: Inputs of the steps, leaves ``[T, ...]``.
+
+    Returns:
+        Final state and stacked outputs ``[T, ...]``, with the memories ``[T / every, ...]`` in ``Extras.memory``.
+    """
+
+    def without_memory(state: SamplerState, x: PyTree) -> tuple[SamplerState, tuple]:
+        state, (transition, episode) = step(state, x)
+        return state, (transition._replace(extras=transition.extras._replace(memory={})), episode)
+
+    def sequence(state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
+        end, outputs = scan(without_memory, state, xs)
+        return end, (state.carry.memory, outputs)
+
+    cut = jax.tree.map(lambda x: x.reshape(-1, every, *x.shape[1:]), xs)
+    end, (memory, outputs) = jax.lax.scan(sequence, state, cut)
+    transitions, episodes = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+    return end, (transitions._replace(extras=transitions.extras._replace(memory=memory)), episodes)
+
+
 def _first_nonfinite(transitions: Transition) -> jax.Array:
     """Return the index of the first step with a NaN or infinity in its next observation or reward, or -1."""
     bad = jnp.zeros(transitions.reward.shape[0], bool)

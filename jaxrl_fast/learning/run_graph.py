@@ -40,7 +40,7 @@ from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_samp
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, on_policy_experience
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.learning.relabeling import transformed
-from jaxrl_fast.learning.rollout import SamplerState, scan_packed, start, unroll
+from jaxrl_fast.learning.rollout import SamplerState, scan_packed, scan_sequences, start, unroll
 from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
 from jaxrl_fast.numerics.normalization import Statistics, init_stats, normalize, normalizes, update_stats
 from jaxrl_fast.numerics.optimizers import at_start, resolve, schedules
@@ -347,7 +347,8 @@ def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
         sample = make_sample(env, agent, rollout_shapes(env, agent))
     else:
-        sample = sample_fragment(env, agent, scan_packed if joined else jax.lax.scan)
+        scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every
+        sample = sample_fragment(env, agent, scan if every == 1 else partial(scan_sequences, every, scan))
     if agent.num_agents is None:
         return sample
     return sample._replace(by_agents=ShardingAxes(None, {}, agent.num_agents, "agents"))
@@ -401,7 +402,10 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
         return Transition(obs, action, reward, obs, flag, flag, flag, extras)
 
     step = jax.eval_shape(one_step, jax.random.key(0))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
+    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
+    starts = agent.rollout_length // agent.experience.memory_every
+    memory = jax.tree.map(lambda x: jax.ShapeDtypeStruct((starts, *x.shape), x.dtype), step.extras.memory)
+    return whole._replace(extras=whole.extras._replace(memory=memory))
 
 
 def _needs_statistics(agent: Agent | BoundAgent) -> bool:

@@ -169,9 +169,7 @@ def apply_gradients(
         if jax.tree.leaves(statistics_of(before)):
             params[name] = with_statistics(params[name], before, result.grads[name], result.statistics.get(name, {}))
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
-    learned = Learned(params)
-    if part.targets:
-        learned = _move_targets(part, learned.params, state.learned.target, hyper, updates)
+    learned = _move_targets(part, params, state.learned, hyper, updates) if part.targets else Learned(params)
     updated = Updated(PartState(learned, opt_state), metrics, result.priorities)
     return _drop_nonfinite(updated, state) if drop_nonfinite else updated
 
@@ -274,10 +272,11 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def _move_targets(
-    part: Part, params: dict[str, PyTree], target: Mapping[str, PyTree], hyper: Any, updates: jax.Array | int
+    part: Part, params: dict[str, PyTree], before: Learned, hyper: Any, updates: jax.Array | int
 ) -> Learned:
     rate = part.target_rate(hyper, jnp.asarray(updates))
-    return Learned(params, optax.incremental_update({name: params[name] for name in part.targets}, target, rate))
+    new = {name: params[name] for name in part.targets}
+    return Learned(params, optax.incremental_update(new, before.target, rate))
 
 
 OnNan = Literal["stop", "skip"]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree, is_image
+from jaxrl_fast.numerics.normalization import is_mask
 
 Precision = Literal["f32", "bf16"]
 
@@ -213,3 +214,54 @@ def to_real(image: jax.Array) -> jax.Array:
         Bytes scaled to 0..1; bools and real numbers with unchanged values.
     """
     return image.astype(jnp.float32) / 255.0 if image.dtype == jnp.uint8 else image.astype(jnp.float32)
+
+
+def features(obs: PyTree) -> jax.Array:
+    """Flatten an observation to one vector per step, without its ``action_mask``.
+
+    Args:
+        obs: Observation ``[L, B, ...]``; images are scaled to 0..1.
+
+    Returns:
+        float32 ``[L, B, features]``.
+    """
+    seen = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
+    leaves = [(to_real(x) if is_image(x, axes=2) else x.astype(jnp.float32)).reshape(*x.shape[:2], -1) for x in seen]
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
+
+
+class PixelNetwork(nn.Module):
+    """Convolutions of an observation's images, followed by ``body``, such as an `Mlp` or a `WithMemory`.
+
+    ``convolves`` selects the leaves that are images; the other leaves are concatenated to the images' features.
+    """
+
+    layers: tuple[Convolution, ...]
+    convolves: Callable[..., bool]
+    body: Any
+    precision: Precision
+    weights: Weights
+
+    @nn.compact
+    def __call__(self, *inputs: PyTree, learning: bool = False) -> Any:
+        """Run the network on ``(obs)``, or on a `WithMemory`'s arguments, with observations in place of features."""
+        recurrent = len(inputs) > 1
+        obs = inputs[1] if recurrent else inputs[0]
+        images = [leaf for leaf in self.leaves_of(obs) if self.convolves(leaf, axes=2)]
+        stages = [Convolutions(self.layers, self.precision, self.weights) for _ in images]
+
+        def see(obs: PyTree) -> jax.Array:
+            leaves = self.leaves_of(obs)
+            seen = [s(x) for s, x in zip(stages, (x for x in leaves if self.convolves(x, axes=2)), strict=True)]
+            rest = [leaf for leaf in leaves if not self.convolves(leaf, axes=2)]
+            return jnp.concatenate([*seen, features(rest)] if rest else seen, axis=-1)
+
+        if not recurrent:
+            return self.body(see(obs), learning=learning)
+        state, _, first, action, *following = inputs
+        after = (see(following[0]), following[1]) if following else ()
+        return self.body(state, see(obs), first, action, *after, learning=learning)
+
+    def leaves_of(self, obs: PyTree) -> list[jax.Array]:
+        """Return the arrays of an observation, without its mask."""
+        return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]

@@ -21,19 +21,18 @@ from jaxrl_fast.core import PyTree, is_image
 from jaxrl_fast.networks import convolutions
 from jaxrl_fast.networks.convolutions import (
     Cnn,
-    Convolution,
+    PixelNetwork,
     Precision,
     Weights,
     convolved_by,
     dot_of,
+    features,
     orthogonal_weights,
     scaled_normal,
-    to_real,
 )
-from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
-from jaxrl_fast.networks.quantiles import Split
+from jaxrl_fast.networks.memories import WithMemory, make_memory
+from jaxrl_fast.networks.noisy import NoisyDense, Split, draw_noise
 from jaxrl_fast.networks.residual import hold_unit_norm, own_torso, residual_torso, run_own, takes_observation
-from jaxrl_fast.numerics.normalization import is_mask
 from jaxrl_fast.system import path_of
 
 STATISTICS = "batch_stats"
@@ -41,6 +40,10 @@ STATISTICS = "batch_stats"
 
 Torso = str
 """Kind of a network's dense layers: "mlp", "residual", "simba", or ``my_package.make``; also the function itself."""
+
+
+MemoryKind = str
+"""Kind of a memory (`make_memory`); also the function itself."""
 
 
 class Head(NamedTuple):
@@ -121,20 +124,6 @@ def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:
     return {key: value for key, value in obs.items() if key in chosen or key == "action_mask"}
 
 
-def features(obs: PyTree) -> jax.Array:
-    """Flatten an observation to one vector per step, without its ``action_mask``.
-
-    Args:
-        obs: Observation ``[L, B, ...]``; images are scaled to 0..1.
-
-    Returns:
-        float32 ``[L, B, features]``.
-    """
-    seen = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
-    leaves = [(to_real(x) if is_image(x, axes=2) else x.astype(jnp.float32)).reshape(*x.shape[:2], -1) for x in seen]
-    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
-
-
 def action_mask(obs: PyTree) -> jax.Array | None:
     """Return the mask of allowed actions.
 
@@ -151,7 +140,7 @@ Activation = Literal["relu", "tanh", "swish", "elu", "gelu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = dict(
     relu=nn.relu, tanh=jnp.tanh, swish=nn.swish, elu=nn.elu, gelu=nn.gelu
 )
-SHARED = "activation", "layer_norm", "recurrent_size", "network", "cnn", "precision"
+SHARED = "activation", "layer_norm", "memory", "recurrent_size", "network", "cnn", "precision"
 """Arguments of `make_network` that all networks of an algorithm share."""
 
 
@@ -245,64 +234,8 @@ def torso_of(network: Torso, hidden: tuple[int, ...], heads: tuple[Head, ...], a
     return WithHeads(torso, heads, precision, weights, ends)
 
 
-class GruMlp(nn.Module):
-    """A GRU over the sequence, followed by a ``head`` such as `Mlp`; an action is concatenated to the GRU's outputs."""
-
-    cell_size: int
-    head: Any
-
-    @nn.compact
-    def __call__(
-        self,
-        memory: jax.Array,
-        x: jax.Array,
-        first: jax.Array,
-        action: jax.Array | None = None,
-        *,
-        learning: bool = False,
-    ) -> tuple[jax.Array, jax.Array]:
-        def step(cell: nn.GRUCell, memory: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
-            x_t, first_t = xs
-            return cell(jnp.where(first_t[:, None], jnp.zeros_like(memory), memory), x_t)
-
-        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-        cell = nn.GRUCell(self.cell_size, recurrent_kernel_init=scaled_normal(1.0))
-        _, memories = scan(cell, memory, (x, first))
-        seen = memories if action is None else jnp.concatenate([features(action), memories], axis=-1)
-        return self.head(seen, learning=learning), memories
-
-
-class PixelNetwork(nn.Module):
-    """Convolutions of an observation's images, followed by ``body``, an `Mlp` or a `GruMlp`.
-
-    ``convolves`` selects the leaves that are images; the other leaves are concatenated to the images' features.
-    """
-
-    layers: tuple[Convolution, ...]
-    convolves: Callable[..., bool]
-    body: Any
-    precision: Precision
-    weights: Weights
-
-    @nn.compact
-    def __call__(self, *inputs: PyTree, learning: bool = False) -> Any:
-        """Run the network on ``(obs)``, or on ``(memory, obs, first, action)`` if it is recurrent."""
-        recurrent = len(inputs) > 1
-        obs = inputs[1] if recurrent else inputs[0]
-        leaves = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
-        seen = [
-            convolutions.Convolutions(self.layers, self.precision, self.weights)(leaf)
-            for leaf in leaves
-            if self.convolves(leaf, axes=2)
-        ]
-        rest = [leaf for leaf in leaves if not self.convolves(leaf, axes=2)]
-        x = jnp.concatenate([*seen, features(rest)] if rest else seen, axis=-1)
-        given = (inputs[0], x, *inputs[2:]) if recurrent else (x,)
-        return self.body(*given, learning=learning)
-
-
 # All that an algorithm imports, so that it depends on no other module of this package.
-__all__ = ["Activation", "Apply", "Cnn", "Head", "Heads", "Network", "Precision", "Torso", "action_mask"]
+__all__ = ["Activation", "Apply", "Cnn", "Head", "Heads", "MemoryKind", "Network", "Precision", "Torso", "action_mask"]
 __all__ += ["ensemble", "hold_unit_norm", "make_network", "over", "scalar"]
 
 
@@ -346,6 +279,9 @@ class Network(NamedTuple):
         with_dropout: ``(key) -> network`` whose ``apply`` drops outputs of hidden layers at random, if it has dropout.
         draw_noise: ``(params, key, role, rows=1) -> params`` with noise (`noisy.draw_noise`), or unchanged params.
         with_levels: ``(key) -> network`` whose ``apply`` draws random levels, if it outputs quantiles (`QuantileMlp`).
+        after: ``(params, memory, obs, first, next_obs, at, action) -> outputs [N, B, out]`` at ``next_obs`` ``[N, B,
+            ...]`` that each follow step ``at`` ``[N, B]`` of a sequence; None if `apply` on the memories of all steps
+            takes less space.
         project: ``(params) -> params``, a constraint such as unit norm, after each step and after averaging.
     """
 
@@ -362,11 +298,12 @@ class Network(NamedTuple):
     with_dropout: Callable[[jax.Array], "Network"] | None = None
     draw_noise: Callable[..., PyTree] = lambda params, *given: params
     with_levels: Callable[[jax.Array], "Network"] | None = None
+    after: Callable[..., jax.Array] | None = None
     project: Callable[[PyTree], PyTree] = lambda params: params
 
 
-UNCONSTRAINED = Network._field_defaults["project"]
-"""The default of `Network.project`: no constraint."""
+NO_MEMORY, UNCONSTRAINED = (Network._field_defaults[name] for name in ("initial_memory", "project"))
+"""Defaults of a `Network`: no memory and no constraint."""
 
 
 def make_network(
@@ -381,6 +318,7 @@ def make_network(
     batch_norm: bool = False,
     dropout: float = 0.0,
     precision: Precision = "f32",
+    memory: MemoryKind = "gru",
     recurrent_size: int = 0,
     out_scale: float = 1.0,
     out_bias: tuple[float, ...] = (),
@@ -390,7 +328,7 @@ def make_network(
     orthogonal: bool = False,
     split: Split | None = None,
 ) -> Network:
-    """Build a network of dense layers over the flattened observation, after a GRU if ``recurrent_size`` > 0.
+    """Build a network of dense layers over the flattened observation, after a memory if ``recurrent_size`` > 0.
 
     Args:
         obs_spec: Shapes of one observation.
@@ -403,14 +341,15 @@ def make_network(
         batch_norm: Whether to normalize them over the batch; residual blocks always do.
         dropout: Share of each hidden layer's outputs that `Network.with_dropout` sets to 0, before layer norm; not of
             residual blocks.
-        precision: "bf16" for dense layers and convolutions; the GRU's small products stay in float32.
-        recurrent_size: Size of the GRU; 0 for none.
+        precision: "bf16" for dense layers and convolutions; a memory's small products stay in float32.
+        memory: Kind of the memory (`make_memory`).
+        recurrent_size: Size of the memory; 0 for none.
         out_scale: Scale of a single head's initial weights (`Head`).
         out_bias: Initial biases of a single head.
         cnn: Convolutions for images. "auto" takes the largest that the images' size allows, for images of bytes. "none"
             reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
-        network: "mlp", "simba" for residual blocks with layer norms, a user's function or its path (`own_torso`), or
-            "residual" for residual blocks with batch norms and weights of unit norm.
+        network: "mlp", "residual" for residual blocks with batch norms and weights of unit norm, "simba" for layer
+            norms instead, a user's function or its path (`own_torso`).
         noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
         orthogonal: Whether the initial weights of convolutions and an "mlp" are orthogonal instead of normal.
         split: Makes a module of two parts of the dense layers, such as `quantiles.two_parts`; None for an `Mlp`.
@@ -432,23 +371,21 @@ def make_network(
     convolved = cnn != "auto" or (not whole and any(is_image(leaf) for leaf in jax.tree.leaves(choose(obs_spec))))
     layers = convolutions.choose_convolutions(choose(obs_spec), cnn) if convolved else ()
     dense = split(plain, bool(layers or recurrent_size)) if split else plain
-    module: nn.Module = GruMlp(recurrent_size, dense) if recurrent_size else dense
+    remembers = make_memory(memory, recurrent_size) if recurrent_size or memory != "gru" else None
+    module, initial = (WithMemory(remembers, dense), remembers.initial) if remembers else (dense, NO_MEMORY)
     module = PixelNetwork(layers, convolved_by(cnn), module, precision, weights) if layers else module
-
-    def initial_memory(batch_size: int) -> PyTree:
-        return jnp.zeros((batch_size, recurrent_size), jnp.float32) if recurrent_size else ()
 
     def inputs(obs: PyTree, memory: PyTree, first: jax.Array, action: jax.Array | None) -> tuple:
         obs = choose(obs)
         if action is not None and not recurrent_size:
             obs = {"action": action, "obs": obs}
         x = obs if layers or whole else features(obs)
-        return (memory, x, first, action) if recurrent_size else (x,)
+        return (memory, x, first, action if action is None else features(action)) if remembers else (x,)
 
     def init(key: jax.Array) -> PyTree:
         obs = jax.tree.map(lambda s: jnp.zeros((1, 1, *s.shape), s.dtype), obs_spec)
         action = None if action_shape is None else jnp.zeros((1, 1, *action_shape))
-        return module.init(key, *inputs(obs, initial_memory(1), jnp.ones((1, 1), bool), action))
+        return module.init(key, *inputs(obs, initial(1), jnp.ones((1, 1), bool), action))
 
     def apply(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None, rngs: Any = None
@@ -459,9 +396,25 @@ def make_network(
         outputs, memories = result if recurrent_size else (result, ())
         return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories
 
-    made = Network(init, apply, apply, initial_memory, recurrent_size > 0, action_shape)
-    made = made if network == "mlp" and not batch_norm else _with_batch_norms(made, network, module, inputs, outputs_of)
+    made = Network(init, apply, apply, initial, recurrent_size > 0, action_shape)
+    if remembers or batch_norm or network != "mlp":
+        made = _with_batch_norms(_with_after(made, module, inputs, outputs_of), network, module, inputs, outputs_of)
     return _with_draws(made, apply, noisy, dropout=dropout, levels=split) if noisy or dropout or split else made
+
+
+def _with_after(network: Network, module: nn.Module, inputs: Callable, outputs_of: Callable) -> Network:
+    """Add `Network.after`, if a memory has `Memory.run_after`."""
+    memory = getattr(getattr(module, "body", module), "memory", None)
+    if memory is None or memory.run_after is None:
+        return network
+
+    def after(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, next_obs: PyTree, at: jax.Array, action: Any
+    ) -> Any:
+        given, following = inputs(obs, memory, first, action), inputs(next_obs, memory, first, None)[1]
+        return outputs_of((module.apply(params, *given, following, at), ()))[0]
+
+    return network._replace(after=after)
 
 
 def _with_draws(network: Network, apply: Callable[..., Any], noisy: bool, **draws: Any) -> Network:
@@ -518,7 +471,7 @@ def over(one: Network, run: Callable[..., tuple[Any, PyTree]]) -> Network:
     Returns:
         The changed network.
     """
-    return one._replace(apply=partial(run, one.apply), in_loss=partial(run, one.in_loss))
+    return one._replace(apply=partial(run, one.apply), in_loss=partial(run, one.in_loss), after=None)
 
 
 def ensemble(network: Network, size: int) -> Network:
@@ -547,6 +500,8 @@ def ensemble(network: Network, size: int) -> Network:
     apply = _apply_members(network, size)
     in_loss = _apply_members(network._replace(apply=network.in_loss), size)
     whole = network._replace(init=init, apply=apply, in_loss=in_loss, initial_memory=initial_memory, ensemble_size=size)
+    if network.after:
+        whole = whole._replace(after=partial(_after_members, network.after))
     if network.project is not UNCONSTRAINED:
         whole = whole._replace(project=lambda params: tuple(map(network.project, params)))
     return whole._replace(with_dropout=with_dropout) if network.with_dropout else whole
@@ -570,6 +525,11 @@ def _apply_members(network: Network, size: int, keys: jax.Array | None = None) -
         return jnp.stack(outputs), memories if network.recurrent else ()
 
     return apply
+
+
+def _after_members(after: Callable[..., Any], params: PyTree, memory: PyTree, *given: Any) -> jax.Array:
+    """Run `Network.after` of each member of an ensemble."""
+    return jnp.stack([after(p, m, *given) for p, m in zip(params, memory, strict=True)])
 
 
 def scalar(init: Callable[[], jax.Array]) -> Network:

@@ -191,19 +191,37 @@ def _broadcast(graph: OnnxGraph, eqn: Any, x: Value) -> str:
 
 
 def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
-    """Compute ``x @ w`` in float32, also of bf16 operands; or a product for each of several agents, ``[A, ...]``."""
-    shapes = [var.aval.shape for var in eqn.invars]
-    one = (((len(shapes[0]) - 1,), (0,)), ((), ())), 2
-    if (eqn.params["dimension_numbers"], len(shapes[1])) not in (one, ((((2,), (1,)), ((0,), (0,))), 3)):
+    """Compute a product over one axis in float32, also of bf16 operands: of layers, agents or attention."""
+    summed, batches = eqn.params["dimension_numbers"]
+    dtype, operands = eqn.outvars[0].aval.dtype, []
+    for value, var, over, batch in zip((x, w), eqn.invars, summed, batches, strict=True):
+        free = [axis for axis in range(len(var.aval.shape)) if axis not in (*over, *batch)]
+        constant = value.astype(dtype) if isinstance(value, np.ndarray) else None
+        wide = constant if constant is not None else value if var.aval.dtype == dtype else _cast(graph, value, dtype)
+        operands.append((wide, list(batch), free, list(over)))
+    count = len(batches[0])
+    if len(operands[1][2]) == 1:
+        return _matmul(graph, eqn, *operands)
+    if len(operands[0][2]) != 1:
         raise _unknown(eqn)
-    dtype = eqn.outvars[0].aval.dtype
+    product = _matmul(graph, eqn, *operands[::-1])
+    last = count + len(operands[1][2])
+    return _emit(graph, "Transpose", product, perm=[*range(count), last, *range(count, last)])
 
-    def widened(value: Value, var: Any) -> Value:
-        if isinstance(value, np.ndarray):
-            return value.astype(dtype)
-        return value if var.aval.dtype == dtype else _cast(graph, value, dtype)
 
-    return _emit(graph, "MatMul", widened(x, eqn.invars[0]), widened(w, eqn.invars[1]))
+def _matmul(graph: OnnxGraph, eqn: Any, left: tuple, right: tuple) -> str:
+    """Multiply ``(value, batch axes, free axes, summed axes)``, of which the second has one free axis."""
+    (x, batch_x, free_x, of_x), (w, batch_w, free_w, of_w) = left, right
+    if len(of_x) != 1 or (batch_x and not free_x):
+        raise _unknown(eqn)
+    orders = [*batch_x, *free_x, *of_x], [*batch_w, *of_w, *free_w]
+    x, w = (
+        value if axes == sorted(axes) else _emit(graph, "Transpose", value, perm=axes)
+        for value, axes in zip((x, w), orders, strict=True)
+    )
+    if batch_x and len(free_x) > 1:  # equal for all but the last of these axes
+        w = _emit(graph, "Unsqueeze", w, _integers(range(len(batch_x), len(batch_x) + len(free_x) - 1)))
+    return _emit(graph, "MatMul", x, w)
 
 
 def _select(graph: OnnxGraph, eqn: Any, which: Value, *cases: Value) -> Value:
@@ -259,8 +277,11 @@ SAME = {
     "div": "Div",
     "eq": "Equal",
     "exp": "Exp",
+    "ge": "GreaterOrEqual",
     "gt": "Greater",
+    "le": "LessOrEqual",
     "logistic": "Sigmoid",
+    "lt": "Less",
     "max": "Max",
     "min": "Min",
     "mul": "Mul",

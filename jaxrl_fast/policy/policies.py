@@ -22,7 +22,7 @@ from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
 from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
-from jaxrl_fast.system import names_code, path_of, replace_file
+from jaxrl_fast.system import CODE, names_code, path_of, replace_file
 
 FORMAT_VERSION, BY_POSITION = 3, 1
 """Current file format, and an older one, with numbered arrays; all from 1 on can be read."""
@@ -197,11 +197,11 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
                 f"this version has no algo={made_by['algo']}, which made the policy: if it is your own, write "
                 f"algo.make={make}, or load_policy(path, algorithm=...)"
             )
-        own = made_by["options"].get("network")
-        if algorithm is None and names_code(own):
+        own = {name: path for name in CODE if names_code(path := made_by["options"].get(name))}
+        for name, path in own.items() if algorithm is None else ():
             raise ValueError(
-                f"its network {own} is your own, and code that a folder names is not executed: write "
-                f"algo.network={own} again, or load_policy(path, algorithm=jf.{made_by['algo']})"
+                f"its {name} {path} is your own, and code that a folder names is not executed: write "
+                f"algo.{name}={path} again, or load_policy(path, algorithm=jf.{made_by['algo']})"
             )
         agent, view = built_again(spec, made_by, algorithm)
         acting = acting_of(agent, view)

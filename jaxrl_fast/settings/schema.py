@@ -21,7 +21,7 @@ from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
 from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, numbers_of, one_of
-from jaxrl_fast.system import names_code
+from jaxrl_fast.system import CODE, names_code
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -32,7 +32,13 @@ GROUPS = ("env", "algo", "placement")
 """Keys that are names in one file and sections in another."""
 
 EARLIER = {"algo.warmup_actions": "policy", "algo.initial_deviation": 0.694}
-EARLIER |= {"algo.network": "mlp", "algo.num_critics": 2, "algo.critic_dropout": 0.0, "algo.priority_exponent": 0.0}
+EARLIER |= {
+    "algo.network": "mlp",
+    "algo.memory": "gru",
+    "algo.num_critics": 2,
+    "algo.critic_dropout": 0.0,
+    "algo.priority_exponent": 0.0,
+}
 EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("free_deviation", "clip_actions", "orthogonal")), False)
 EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("share_torso", "normalize_values")), False)
 """Values of settings that checkpoints until 0.2.0 do not name."""
@@ -479,10 +485,10 @@ def named_again(settings: Mapping[str, Any]) -> list[str]:
         settings: Content of ``config.yaml``.
 
     Returns:
-        ``algo.make=...`` and ``algo.network=...`` of a user's algorithm or network, or nothing.
+        ``algo.make=...`` and such of a user's algorithm, network or memory, or nothing.
     """
     algo = settings["algo"] if isinstance(settings.get("algo"), dict) else {}
-    return [f"algo.{name}={algo[name]}" for name in ("make", "network") if names_code(algo.get(name))]
+    return [f"algo.{name}={algo[name]}" for name in CODE if names_code(algo.get(name))]
 
 
 def read_word(word: str) -> tuple[str, Any]:

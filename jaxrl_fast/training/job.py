@@ -24,6 +24,7 @@ from jaxrl_fast.runtime.placements import Make, Placement, place
 from jaxrl_fast.runtime.program_store import FindStore, Store
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, run_keys
+from jaxrl_fast.system import CODE
 from jaxrl_fast.training import resuming
 
 CHUNKS_PER_RUN = 100
@@ -355,8 +356,6 @@ def settings_of_job(
     return {**made, **named, **{f"algo.{key}": plain(value) for key, value in own.items()}}
 
 
-CODE = "make", "network"
-"""Arguments that may be a function: its path is written."""
 NAMELESS = "<locals>", "<lambda>", "__main__.", "function from "
 """Parts of the paths of functions that another process cannot import, and of schedules from Python."""
 
