@@ -82,6 +82,36 @@ class Other(Mean):
 
 def other(size):
     return Other(size)
+
+
+class Short(Mean):
+    @nn.compact
+    def __call__(self, state, x, first):
+        features, states = Mean(self.size)(state, x, first)
+        return features[0], states
+
+
+def short(size):
+    return Short(size)
+
+
+class Stateless(Mean):
+    def initial_state(self):
+        return ()
+
+
+def stateless(size):
+    return Stateless(size)
+
+
+class Raises(Mean):
+    @nn.compact
+    def __call__(self, state, x, first):
+        return nn.Dense("three")(x), state
+
+
+def raises(size):
+    return Raises(size)
 '''
 
 
@@ -272,9 +302,13 @@ def test_policies_with_a_memory_are_saved_and_exported(kind: str, memories: Path
             "memory=my_memories.text returned str: return a flax.linen.RNNCellBase, or a module with",
         ),
         ("my_memories.dense", 8, "memory=my_memories.dense returned Dense: return a flax.linen.RNNCellBase"),
-        ("my_memories.other", 8, "memory=my_memories.other: write __call__(self, state, x, first)"),
+        ("my_memories.other", 8, "memory=my_memories.other returns features () and states"),
+        ("my_memories.raises", 8, "memory=my_memories.raises fails with x (1, 1, 4): TypeError"),
+        ("my_memories.short", 8, "memory=my_memories.short returns features (1, 8) and states ((1, 1, 8), (1, 1, 1))"),
+        ("my_memories.stateless", 8, "memory=my_memories.stateless has no state at the start of an episode: TypeError"),
     ],
 )
 def test_a_wrong_memory_is_one_line(memory: str, size: int, expected: str):
     with pytest.raises(ValueError, match=re.escape(expected)):
-        jf.ppo(memory=memory, recurrent_size=size).build(jf.make_env("cartpole", num_envs=4).spec, 4)
+        agent = jf.ppo(memory=memory, recurrent_size=size).build(jf.make_env("cartpole", num_envs=4).spec, 4)
+        agent.parts["actor"].networks["policy"].init(KEY)

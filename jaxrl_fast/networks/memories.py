@@ -4,7 +4,6 @@ A memory maps features ``[L, B, F]`` of a sequence to features ``[L, B, any size
 leaves ``[L, B, ...]``. The state is zeros at the start of an episode, and forgotten where ``first`` ``[L, B]`` is true.
 """
 
-import inspect
 import math
 import re
 from collections.abc import Callable
@@ -58,15 +57,16 @@ def make_memory(kind: Any, size: int) -> Memory:
     """
     if size < 1:
         raise ValueError(f"memory={path_of(kind) if callable(kind) else kind} needs a size: write recurrent_size=64")
-    if isinstance(kind, str) and kind.startswith("gtrxl"):
-        make = partial(GtrXl, size, *_window_and_layers(kind))
-        return Memory(make().initial_state, *(lambda *given: make()(*given),) * 2)
-    if isinstance(kind, str) and kind in KINDS:
-        kinds: dict[str, Callable[[int], Any]] = dict(gru=_gru, lstm=nn.OptimizedLSTMCell, mingru=MinGru, lru=Lru)
-        return _memory_of(kinds[kind], size, kind)
-    if isinstance(kind, str) and not names_code(kind):
+    if not isinstance(kind, str) or names_code(kind):
+        make = import_function(kind, "algo.memory") if isinstance(kind, str) else kind
+        return _own_memory(make, size, f"memory={path_of(make)}")
+    if kind.startswith("gtrxl"):
+        made = partial(GtrXl, size, *_window_and_layers(kind))
+        return Memory(made().initial_state, *(lambda *given: made()(*given),) * 2)
+    if kind not in KINDS:
         raise ValueError(f"memory={kind}: write gru, lstm, mingru, lru, gtrxl, gtrxl-64x2 or my_package.make")
-    return _memory_of(import_function(kind, "algo.memory") if isinstance(kind, str) else kind, size, kind)
+    kinds: dict[str, Callable[[int], Any]] = dict(gru=_gru, lstm=nn.OptimizedLSTMCell, mingru=MinGru, lru=Lru)
+    return _memory_of(partial(kinds[kind], size))
 
 
 class WithMemory(nn.Module):
@@ -100,24 +100,49 @@ def _gru(size: int) -> nn.GRUCell:
     return nn.GRUCell(size, recurrent_kernel_init=scaled_normal(1.0))
 
 
-def _memory_of(make: Callable[[int], Any], size: int, kind: Any) -> Memory:
-    """Return the memory of modules of one function; the module of its first call is only asked for its state."""
-    name = f"memory={path_of(kind) if callable(kind) else kind}"
+def _memory_of(make: Callable[[], Any]) -> Memory:
+    """Return the memory of a cell or module; that of the first call is only asked for its state."""
+    module = make()
+    if not isinstance(module, nn.RNNCellBase):
+        return Memory(module.initial_state, lambda *given: make()(*given))
+    shapes = jax.eval_shape(lambda: module.initialize_carry(jax.random.key(0), (1, 1)))
+    return Memory(partial(_zeros, shapes), lambda *given: over_steps(make(), *given))
+
+
+def _own_memory(make: Callable[[int], Any], size: int, name: str) -> Memory:
+    """Return a user's memory, whose faults are errors of one line."""
     try:
         module = make(size)
     except Exception as error:
         raise ValueError(f"{name} failed: {fault_of(error)}") from error
-    if isinstance(module, nn.RNNCellBase):
-        shapes = jax.eval_shape(lambda: module.initialize_carry(jax.random.key(0), (1, 1)))
-        return Memory(partial(_zeros, shapes), lambda *given: over_steps(make(size), *given))
-    if not isinstance(module, nn.Module) or not hasattr(module, "initial_state"):
+    if not isinstance(module, nn.Module) or not (
+        isinstance(module, nn.RNNCellBase) or hasattr(module, "initial_state")
+    ):
         raise ValueError(
             f"{name} returned {type(module).__name__}: return a flax.linen.RNNCellBase, or a module with "
             "initial_state(batch_size)"
         )
-    if list(inspect.signature(module.__call__).parameters)[:3] != ["state", "x", "first"]:
-        raise ValueError(f"{name}: write __call__(self, state, x, first) -> (features, states)")
-    return Memory(module.initial_state, lambda *given: make(size)(*given))
+    try:
+        memory = _memory_of(partial(make, size))
+        memory.initial(1)
+    except Exception as error:
+        raise ValueError(f"{name} has no state at the start of an episode: {fault_of(error)}") from error
+
+    def run(state: PyTree, x: jax.Array, first: jax.Array) -> tuple[jax.Array, PyTree]:
+        try:
+            features, states = memory.run(state, x, first)
+        except Exception as error:
+            raise ValueError(f"{name} fails with x {jnp.shape(x)}: {fault_of(error)}") from error
+        wanted = jax.tree.map(lambda old: (*first.shape, *old.shape[1:]), state)
+        given, found = getattr(features, "shape", ()), jax.tree.map(jnp.shape, states)
+        if given[:-1] != first.shape or found != wanted:
+            raise ValueError(
+                f"{name} returns features {given} and states {found} for x {jnp.shape(x)}: write features "
+                f"{(*first.shape, size)}, of any last size, and states {wanted}"
+            )
+        return features, states
+
+    return memory._replace(run=run)
 
 
 def _zeros(shapes: PyTree, batch_size: int) -> PyTree:
@@ -125,8 +150,8 @@ def _zeros(shapes: PyTree, batch_size: int) -> PyTree:
 
 
 def _window_and_layers(kind: str) -> tuple[int, int]:
-    sizes = re.fullmatch(r"gtrxl(?:-(\d+)x(\d+))?", kind)
-    window, layers = map(int, sizes.groups(default="") if sizes and sizes[1] else (64, 2) if sizes else (0, 0))
+    sizes = re.fullmatch(r"gtrxl-(\d+)x(\d+)", "gtrxl-64x2" if kind == "gtrxl" else kind)
+    window, layers = map(int, sizes.groups()) if sizes else (0, 0)
     if not (1 <= window <= MAX_WINDOW and layers >= 1):
         raise ValueError(f"memory={kind}: write gtrxl-64x2 for a window of 64 steps (1 to {MAX_WINDOW}) and 2 layers")
     return window, layers

@@ -1,0 +1,192 @@
+"""Kinds of memory: steps until a task is solved, five seeds, and the time of an update beside the GRU's.
+
+``python experiments/learning/memories.py`` makes the missing runs, ``... chain_30 mingru`` only some, ``speed`` only
+the times, ``--page`` only the page ``docs/memories.md``. Five seeds are one program. A result is written when its run
+ends, so an interrupted script goes on where it was. Run nothing else while it measures times.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from describe import ROOT, commit, machine, versions
+from learning import read_curve
+
+import jaxrl_fast as jf
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep
+from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+
+RESULT = ROOT / "experiments" / "results" / "memories.json"
+PAGE = ROOT / "docs" / "memories.md"
+KINDS = "gru", "lstm", "mingru", "lru", "gtrxl"
+SEEDS, NUM_ENVS, EVALUATIONS, EPISODES = 5, 16, 25, 20
+SYMBOLS, RECALLED = 4, 64
+LENGTH, REPEATS = 128, 7
+HEAD = """# Kinds of memory
+
+`python experiments/learning/memories.py` makes these runs and writes this page. PPO, 64 units, 16 environments,
+nothing tuned; greedy evaluations of 20 episodes; five seeds. *Steps* are those of the first evaluation from which a
+seed's return stays above the limit, as the median over seeds and in how many of them.
+"""
+
+
+def repeat_after_me() -> Env:
+    """Show 64 random symbols, one a step; then pay 1/64 for each that the agent repeats in order."""
+    spec = EnvSpec("repeat", jax.ShapeDtypeStruct((SYMBOLS + 1,), jnp.float32), Discrete(SYMBOLS), 2 * RECALLED)
+
+    def observe(shown: jax.Array, t: jax.Array) -> jax.Array:
+        symbol = jax.nn.one_hot(shown[jnp.minimum(t, RECALLED - 1)], SYMBOLS)
+        recall = t >= RECALLED
+        return jnp.append(jnp.where(recall, jnp.zeros(SYMBOLS), symbol), recall.astype(jnp.float32))
+
+    def reset(key: jax.Array, params: Any) -> tuple[Any, jax.Array]:
+        shown, t = jax.random.randint(key, (RECALLED,), 0, SYMBOLS), jnp.zeros((), jnp.int32)
+        return (shown, t), observe(shown, t)
+
+    def step(state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
+        shown, t = state
+        right = (t >= RECALLED) & (action == shown[jnp.maximum(t - RECALLED, 0)])
+        obs, last = observe(shown, t + 1), t == 2 * RECALLED - 1
+        return (shown, t + 1), Timestep(obs, obs, right / RECALLED, last, jnp.zeros((), bool))
+
+    return Env(spec, reset, step, shortest_episode=2 * RECALLED)
+
+
+def without_velocity() -> Env:
+    """Make Pendulum without the angular velocity in its observation."""
+    whole = jf.envs.make("pendulum")
+    assert isinstance(whole, Env) and isinstance(whole.spec.action, Box)
+    spec = whole.spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32))
+
+    def reset(key: jax.Array, params: Any) -> tuple[Any, jax.Array]:
+        state, obs = whole.reset(key, params)
+        return state, obs[:2]
+
+    def step(state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
+        state, ts = whole.step(state, action, key)
+        return state, ts._replace(obs=ts.obs[:2], next_obs=ts.next_obs[:2])
+
+    return whole._replace(spec=spec, reset=reset, step=step)
+
+
+def chain(length: int) -> VecEnv:
+    """Make bsuite's MemoryChain of a length."""
+    return jf.make_env("memory_chain", num_envs=NUM_ENVS, memory_length=length)
+
+
+TASKS: dict[str, tuple[Any, float, int]] = {
+    "chain_10": (lambda: chain(10), 0.9, 300_000),
+    "chain_30": (lambda: chain(30), 0.9, 1_000_000),
+    "chain_100": (lambda: chain(100), 0.9, 3_000_000),
+    "pendulum_without_velocity": (lambda: vectorize(without_velocity(), num_envs=NUM_ENVS), -400.0, 1_000_000),
+    "repeat_64": (lambda: vectorize(repeat_after_me(), num_envs=NUM_ENVS), 0.9, 3_000_000),
+}
+"""Environment, return from which it is solved, steps."""
+
+
+def learned(task: str, kind: str) -> dict[str, Any]:
+    """Train five seeds; return their curves."""
+    make, limit, steps = TASKS[task]
+    algorithm = jf.ppo(memory=kind, recurrent_size=64, rollout_length=LENGTH)
+    began = time.time()
+    how: dict[str, Any] = dict(num_seeds=SEEDS, eval_every=steps // EVALUATIONS, eval_episodes=EPISODES)
+    with tempfile.TemporaryDirectory() as place:
+        result = jf.learn(make(), algorithm, total_steps=steps, run_dir=f"{place}/run", **how)
+        curve = [[point["env_steps"], point["returns"]] for point in read_curve(Path(place) / "run")]
+    rates = {name: result.summary[name] for name in ("steps_per_s", "compile_s") if name in result.summary}
+    return {"curve": curve, "limit": limit, "seconds": time.time() - began, **rates}
+
+
+def update_s(kind: str, size: int) -> dict[str, Any]:
+    """Time a gradient step of PPO's policy on 16 sequences of 128 steps, on one core."""
+    algorithm = jf.ppo(memory=kind, recurrent_size=size, rollout_length=LENGTH, policy_hidden=(64,))
+    agent = algorithm.build(chain(30).spec, NUM_ENVS)
+    network = agent.parts["actor"].networks["policy"]
+    params = network.init(jax.random.key(0))
+    obs = jax.random.normal(jax.random.key(1), (LENGTH, NUM_ENVS, *chain(30).spec.obs.shape))
+    first = jax.random.bernoulli(jax.random.key(2), 0.05, (LENGTH, NUM_ENVS))
+
+    def loss(params: Any) -> jax.Array:
+        return jnp.mean(jnp.square(network.apply(params, network.initial_memory(NUM_ENVS), obs, first)[0]))
+
+    began = time.perf_counter()
+    step = jax.jit(lambda p: jax.tree.map(lambda x, g: x - 1e-3 * g, p, jax.grad(loss)(p))).lower(params).compile()
+    compile_s, times = time.perf_counter() - began, []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        for _ in range(20):
+            params = step(params)
+        jax.block_until_ready(params)
+        times.append((time.perf_counter() - began) / 20)
+    return {"update_s": times, "compile_s": compile_s}
+
+
+def write(key: str, made: dict[str, Any]) -> None:
+    """Add a result to the file."""
+    done = read() | {key: {**made, "machine": machine(), "versions": versions(), "commit": commit()}}
+    RESULT.write_text(json.dumps(done, indent=1) + "\n")
+    print(key, str(made)[-200:], flush=True)
+
+
+def read() -> dict[str, Any]:
+    """Return all results by key."""
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def solved_at(curve: list, limit: float, seed: int) -> float:
+    """Return the steps of the first evaluation from which a seed stays above the limit; infinity if there is none."""
+    steps = np.inf
+    for env_steps, returns in reversed(curve):
+        if returns[seed] < limit:
+            break
+        steps = env_steps
+    return steps
+
+
+def write_page() -> None:
+    """Write the tables of all results."""
+    done, lines = read(), [HEAD, "| task (solved from) | " + " | ".join(KINDS) + " |", "|---" * (len(KINDS) + 1) + "|"]
+    for task, (_, limit, _) in TASKS.items():
+        cells = []
+        for kind in KINDS:
+            run = done.get(f"{task} {kind}")
+            each = [solved_at(run["curve"], limit, seed) for seed in range(SEEDS)] if run else []
+            solved = [x for x in each if x < np.inf]
+            middle = f"{statistics.median(each):,.0f}" if 2 * len(solved) > len(each) else "not"
+            cells.append(f"{middle} ({len(solved)} of {len(each)})" if run else "")
+        lines.append(f"| {task} ({limit:g}) | " + " | ".join(cells) + " |")
+    lines += ["", "A gradient step on 16 sequences of 128 steps, median of 7, by the GRU's; seconds to compile it.", ""]
+    lines += ["| units | " + " | ".join(KINDS) + " |", "|---" * (len(KINDS) + 1) + "|"]
+    for size in (64, 256):
+        rows = {kind: done[f"speed {kind} {size}"] for kind in KINDS if f"speed {kind} {size}" in done}
+        if "gru" in rows:
+            base = statistics.median(rows["gru"]["update_s"])
+            ratio = {kind: statistics.median(row["update_s"]) / base for kind, row in rows.items()}
+            cells = [f"{ratio[k]:.2f}, {rows[k]['compile_s']:.1f} s" if k in rows else "" for k in KINDS]
+            lines.append(f"| {size} ({1e3 * base:.1f} ms) | " + " | ".join(cells) + " |")
+    machines = sorted({run["machine"] for run in done.values()})
+    PAGE.write_text("\n".join([*lines, "", f"Machines: {', '.join(machines)}.", ""]))
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    kinds = [kind for kind in KINDS if kind in words] or KINDS
+    asked = [task for task in TASKS if task in words] or ([] if "speed" in words or "--page" in words else list(TASKS))
+    for size in (64, 256) if "speed" in words or not words else ():
+        for kind in kinds:
+            write(f"speed {kind} {size}", update_s(kind, size))
+    for task in asked:
+        for kind in kinds:
+            if f"{task} {kind}" not in read():
+                write(f"{task} {kind}", learned(task, kind))
+    write_page()
