@@ -1,4 +1,4 @@
-"""Kinds of memory: steps until a task is solved, five seeds, and the time of an update beside the GRU's.
+"""Kinds of memory: steps until a task is solved, five seeds, and the time of an update relative to the GRU's.
 
 ``python experiments/learning/memories.py`` makes the missing runs, ``... chain_30 mingru`` only some, ``speed`` only
 the times, ``--page`` only the page ``docs/memories.md``. Five seeds are one program. A result is written when its run
@@ -35,7 +35,7 @@ LENGTH, REPEATS = 128, 7
 HEAD = """# Kinds of memory
 
 `python experiments/learning/memories.py` makes these runs and writes this page. PPO, 64 units, 16 environments,
-nothing tuned; greedy evaluations of 20 episodes; five seeds. *Steps* are those of the first evaluation from which a
+nothing tuned; greedy evaluations of 20 episodes; five seeds. *Steps* are the steps of the first evaluation from which a
 seed's return stays above the limit, as the median over seeds and in how many of them.
 """
 

@@ -101,7 +101,7 @@ def _gru(size: int) -> nn.GRUCell:
 
 
 def _memory_of(make: Callable[[], Any]) -> Memory:
-    """Return the memory of a cell or module; that of the first call is only asked for its state."""
+    """Return the memory of a cell or module; the module of the first call is only asked for its state."""
     module = make()
     if not isinstance(module, nn.RNNCellBase):
         return Memory(module.initial_state, lambda *given: make()(*given))
@@ -190,7 +190,8 @@ Product = Callable[[jax.Array, jax.Array], jax.Array]
 def linear_recurrence(factor: jax.Array, added: jax.Array, start: jax.Array, product: Product) -> jax.Array:
     """Compute ``h_t = product(factor_t, h_{t-1}) + added_t`` of all steps.
 
-    On a CPU one step after another, which is 1.5 to 2 times as fast there; elsewhere in logarithmic depth.
+    On a CPU one step after another, 1.1 to 3.5 times as fast there (gradients of 128 steps of 16 environments, 64 and
+    256 units; 2 cores, AMD EPYC of family 26); elsewhere in logarithmic depth.
 
     Args:
         factor: Factors ``[L, B, size]``.

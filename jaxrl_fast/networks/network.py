@@ -259,6 +259,10 @@ class Apply(Protocol):
         """
 
 
+NO_MEMORY, UNCONSTRAINED = (lambda batch_size: ()), (lambda params: params)
+"""Memory of a feed-forward `Network`, and the constraint of one without."""
+
+
 class Network(NamedTuple):
     """One network as pure functions.
 
@@ -288,7 +292,7 @@ class Network(NamedTuple):
     init: Callable[[jax.Array], PyTree]
     apply: Apply
     in_loss: Apply
-    initial_memory: Callable[[int], PyTree] = lambda batch_size: ()
+    initial_memory: Callable[[int], PyTree] = NO_MEMORY
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
     ensemble_size: int = 0
@@ -299,11 +303,7 @@ class Network(NamedTuple):
     draw_noise: Callable[..., PyTree] = lambda params, *given: params
     with_levels: Callable[[jax.Array], "Network"] | None = None
     after: Callable[..., jax.Array] | None = None
-    project: Callable[[PyTree], PyTree] = lambda params: params
-
-
-NO_MEMORY, UNCONSTRAINED = (Network._field_defaults[name] for name in ("initial_memory", "project"))
-"""Defaults of a `Network`: no memory and no constraint."""
+    project: Callable[[PyTree], PyTree] = UNCONSTRAINED
 
 
 def make_network(
