@@ -99,13 +99,12 @@ def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[s
     Raises:
         ConfigError: It is not.
     """
-    for key in (f"algo.{part}" for part in CODE):
-        name = named.get(key)
-        if names_code(name) and given.get(key) is None:
-            raise ConfigError(
-                f"{folder} names {key}={name}, and code that a folder names is not executed: write {key}={name} again "
-                "if you trust it"
-            )
+    keys = [f"algo.{part}" for part in CODE]
+    words = " ".join(f"{key}={named[key]}" for key in keys if names_code(named.get(key)) and given.get(key) is None)
+    if words:
+        raise ConfigError(
+            f"{folder} names {words}, and code that a folder names is not executed: write {words} again if you trust it"
+        )
 
 
 def _without_links(path: Path) -> Path:

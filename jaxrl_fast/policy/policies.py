@@ -197,11 +197,12 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
                 f"this version has no algo={made_by['algo']}, which made the policy: if it is your own, write "
                 f"algo.make={make}, or load_policy(path, algorithm=...)"
             )
-        own = {name: path for name in CODE if names_code(path := made_by["options"].get(name))}
-        for name, path in own.items() if algorithm is None else ():
+        options = made_by["options"]
+        own = " ".join(f"algo.{name}={options[name]}" for name in CODE if names_code(options.get(name)))
+        if algorithm is None and own:
             raise ValueError(
-                f"its {name} {path} is your own, and code that a folder names is not executed: write "
-                f"algo.{name}={path} again, or load_policy(path, algorithm=jf.{made_by['algo']})"
+                f"its {own} is your own, and code that a folder names is not executed: write {own} again, or "
+                f"load_policy(path, algorithm=jf.{made_by['algo']})"
             )
         agent, view = built_again(spec, made_by, algorithm)
         acting = acting_of(agent, view)
