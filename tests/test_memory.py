@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
-from jaxrl_fast.core import Transition
+from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import after_steps
+from jaxrl_fast.learning.minibatches import over_sequences
+from jaxrl_fast.learning.replay import Window, ring_buffer
 from jaxrl_fast.learning.run_graph import bind, rollout_shapes
-from jaxrl_fast.networks.memories import by_halves, by_steps, complex_product
+from jaxrl_fast.networks.memories import _by_halves, _by_steps, complex_product
 from jaxrl_fast.networks.network import ensemble, make_network
 from jaxrl_fast.policy.exporting import export_policy
 from jaxrl_fast.policy.policies import save_policy
@@ -201,7 +203,7 @@ def test_gradients_flow_through_a_linear_recurrence_in_both_ways_alike():
             return jnp.sum(jnp.sin(run(product, *given)))
 
         grads = [
-            jax.jit(jax.grad(partial(loss, run), (0, 1, 2)))(factor, added, added[0]) for run in (by_steps, by_halves)
+            jax.jit(jax.grad(partial(loss, run), (0, 1, 2)))(factor, added, added[0]) for run in (_by_steps, _by_halves)
         ]
         close(*grads)
 
@@ -216,7 +218,7 @@ def test_linear_recurrences_equal_a_loop(length: int, seed: int):
         state = (a[..., :2] + 1j * a[..., 2:]) * state + b[..., :2] + 1j * b[..., 2:]
         expected.append(np.concatenate([state.real, state.imag], axis=-1))
     scale = max(np.abs(np.asarray(expected)).max(), 1.0)
-    for run in (by_steps, by_halves):
+    for run in (_by_steps, _by_halves):
         found = run(complex_product, *(jnp.asarray(x, jnp.float32) for x in (factor, added, start)))
         np.testing.assert_allclose(found / scale, np.asarray(expected) / scale, atol=1e-5)
 
@@ -285,6 +287,48 @@ def test_policies_with_a_memory_are_saved_and_exported(kind: str, memories: Path
     for name in ("jax", "onnx"):
         path, compared = export_policy(policy, memories / "exported", name)
         assert path.exists() and compared, compared
+
+
+@pytest.mark.parametrize("kind", ["gru", "gtrxl-3x1"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_values_of_a_rollout_follow_the_memories_at_the_starts_of_its_sequences(kind: str, count: int):
+    net, steps = make_network(SPEC, 1, hidden=(8,), memory=kind, recurrent_size=8), 8
+    params, (obs, first) = jax.jit(net.init)(KEY), sequence(length=steps)
+    next_obs = jax.random.normal(KEY, obs.shape)
+    outputs, memories = steps_of(net, params, net.initial_memory(BATCH), obs, first)
+    before = jax.tree.map(
+        lambda start, after: jnp.concatenate([start[None], after]), net.initial_memory(BATCH), memories
+    )
+    starts = jax.tree.map(lambda x: x[: steps : steps // count], before)
+    none: Any = ()
+    rollout = Transition(obs, none, none, next_obs, none, none, first, none)
+    found, following = over_sequences(net, params, starts, rollout)
+    close(found, outputs)
+    for t in range(steps):
+        after = jax.tree.map(lambda x, t=t: x[t], memories)
+        close(following[t], net.apply(params, after, next_obs[t : t + 1], jnp.zeros((1, BATCH), bool))[0][0])
+
+
+@pytest.mark.parametrize("rollout_length", [2, 4, 8])
+def test_replay_returns_the_memory_before_each_window(rollout_length: int):
+    """Memories are numbered by their step; a window begins at multiples of 4 steps."""
+    window = Window(4, 4, (), memory=True)
+    buffer = ring_buffer(capacity=32, num_envs=2, batch_size=2, window=window)
+    every = math.gcd(rollout_length, window.stride)
+
+    def rollout(begin: int) -> Transition:
+        time = jnp.broadcast_to(begin + jnp.arange(rollout_length, dtype=jnp.float32)[:, None], (rollout_length, 2))
+        flag = jnp.zeros((rollout_length, 2), bool)
+        extras = Extras({}, {"actor": time[::every, :, None]})
+        return Transition(time, time, time, time, flag, flag, flag, extras)
+
+    state = buffer.init(rollout(0))
+    for begin in range(0, 24, rollout_length):
+        state = buffer.add(state, rollout(begin))
+    start = jnp.asarray([[8, 12], [16, 20]][: buffer.shards])
+    windows = buffer.windows(state, start, jnp.zeros_like(start))
+    np.testing.assert_array_equal(windows.memory["actor"][..., 0], start)
+    np.testing.assert_array_equal(windows.steps.obs[..., 0], start)
 
 
 @pytest.mark.parametrize(

@@ -404,8 +404,10 @@ def test_a_function_in_python_is_a_network_and_its_path_is_stored(nets: Path):
         (dict(network="my_nets.fails"), "my_nets.fails failed: RuntimeError: no such layer"),
         (dict(network="my_nets.is_text"), "returned str: return a module of flax.linen"),
         (dict(network="simba", q_hidden=(64, 32)), "write at least one size, all equal"),
-        (dict(network="simba", noisy=True), "network=simba has no noise and no dropout"),
-        (dict(network="residual", noisy=True), "network=residual has no noise and no dropout"),
+        (dict(network="simba", noisy=True), "network=simba has no noise, no dropout and no implicit quantiles"),
+        (dict(network="residual", value_head="implicit", num_atoms=8), "network=residual has no noise, no dropout"),
+        (dict(network="my_nets.attend", value_head="implicit", num_atoms=8), "my_nets.attend has no noise, no dropout"),
+        (dict(network="residual", noisy=True), "network=residual has no noise, no dropout and no implicit quantiles"),
     ],
 )
 def test_a_wrong_network_is_one_line(nets: Path, options: dict, expected: str):

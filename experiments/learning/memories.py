@@ -122,13 +122,13 @@ def update_s(kind: str, size: int) -> dict[str, Any]:
     began = time.perf_counter()
     step = jax.jit(lambda p: jax.tree.map(lambda x, g: x - 1e-3 * g, p, jax.grad(loss)(p))).lower(params).compile()
     compile_s, times = time.perf_counter() - began, []
-    for _ in range(REPEATS):
+    for _ in range(REPEATS + 1):
         began = time.perf_counter()
         for _ in range(20):
             params = step(params)
         jax.block_until_ready(params)
         times.append((time.perf_counter() - began) / 20)
-    return {"update_s": times, "compile_s": compile_s}
+    return {"update_s": times[1:], "compile_s": compile_s}  # the first round warms the caches
 
 
 def write(key: str, made: dict[str, Any]) -> None:
@@ -155,27 +155,37 @@ def solved_at(curve: list, limit: float, seed: int) -> float:
 
 def write_page() -> None:
     """Write the tables of all results."""
-    done, lines = read(), [HEAD, "| task (solved from) | " + " | ".join(KINDS) + " |", "|---" * (len(KINDS) + 1) + "|"]
-    for task, (_, limit, _) in TASKS.items():
-        cells = []
-        for kind in KINDS:
-            run = done.get(f"{task} {kind}")
-            each = [solved_at(run["curve"], limit, seed) for seed in range(SEEDS)] if run else []
-            solved = [x for x in each if x < np.inf]
-            middle = f"{statistics.median(each):,.0f}" if 2 * len(solved) > len(each) else "not"
-            cells.append(f"{middle} ({len(solved)} of {len(each)})" if run else "")
-        lines.append(f"| {task} ({limit:g}) | " + " | ".join(cells) + " |")
-    lines += ["", "A gradient step on 16 sequences of 128 steps, median of 7, by the GRU's; seconds to compile it.", ""]
-    lines += ["| units | " + " | ".join(KINDS) + " |", "|---" * (len(KINDS) + 1) + "|"]
-    for size in (64, 256):
-        rows = {kind: done[f"speed {kind} {size}"] for kind in KINDS if f"speed {kind} {size}" in done}
-        if "gru" in rows:
-            base = statistics.median(rows["gru"]["update_s"])
-            ratio = {kind: statistics.median(row["update_s"]) / base for kind, row in rows.items()}
-            cells = [f"{ratio[k]:.2f}, {rows[k]['compile_s']:.1f} s" if k in rows else "" for k in KINDS]
-            lines.append(f"| {size} ({1e3 * base:.1f} ms) | " + " | ".join(cells) + " |")
+    done, lines = read(), [HEAD]
+    made = [task for task in TASKS if any(f"{task} {kind}" in done for kind in KINDS)]
+    lines += table("task (solved from)", [[f"{task} ({TASKS[task][1]:g})", *steps_of(done, task)] for task in made])
+    lines += ["A gradient step on 16 sequences of 128 steps by the GRU's median: median of 7 [least, most].", ""]
+    lines += table("units", [times_of(done, size) for size in (64, 256) if f"speed gru {size}" in done])
     machines = sorted({run["machine"] for run in done.values()})
-    PAGE.write_text("\n".join([*lines, "", f"Machines: {', '.join(machines)}.", ""]))
+    PAGE.write_text("\n".join([*lines, f"Machines: {', '.join(machines)}.", ""]))
+
+
+def table(first: str, rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table with a column for each kind, and none without rows."""
+    head = [[first, *KINDS], ["---"] * (len(KINDS) + 1)]
+    return [f"| {' | '.join(row)} |" for row in head + rows] + [""] if rows else []
+
+
+def steps_of(done: dict[str, Any], task: str) -> list[str]:
+    """Return the cells of a task: the median steps until it is solved, and in how many seeds."""
+    cells = []
+    for run in (done.get(f"{task} {kind}") for kind in KINDS):
+        each = [solved_at(run["curve"], run["limit"], seed) for seed in range(SEEDS)] if run else []
+        solved = [x for x in each if x < np.inf]
+        middle = f"{statistics.median(each):,.0f}" if 2 * len(solved) > len(each) else "not"
+        cells.append(f"{middle} ({len(solved)} of {len(each)})" if run else "")
+    return cells
+
+
+def times_of(done: dict[str, Any], size: int) -> list[str]:
+    """Return the cells of a size: the time of a gradient step by the GRU's."""
+    base = statistics.median(done[f"speed gru {size}"]["update_s"])
+    each = [np.sort(done[f"speed {kind} {size}"]["update_s"]) / base for kind in KINDS]
+    return [f"{size} ({1e3 * base:.1f} ms)", *(f"{np.median(x):.2f} [{x[0]:.2f}, {x[-1]:.2f}]" for x in each)]
 
 
 if __name__ == "__main__":

@@ -30,14 +30,14 @@ class Memory(NamedTuple):
     Attributes:
         initial: ``(batch_size) -> state`` at the start of an episode, leaves ``[batch_size, ...]``.
         run: ``(state, x, first) -> (features, state after every step)``, inside of a module of Flax.
-        run_after: ``(state, x, first, after, at) -> features [N, B, any size]`` at inputs ``after`` ``[N, B, F]`` that
-            each follow step ``at`` ``[N, B]`` of the sequence, without the state after every step; None if the state is
-            small.
+        has_window: Whether the state is a window of past steps. Then ``run(state, x, first, after, at)`` returns the
+            features ``[N, B, any size]`` at inputs ``after`` ``[N, B, F]`` that each follow step ``at`` ``[N, B]`` of
+            the sequence, without the state after every step.
     """
 
     initial: Callable[[int], PyTree]
-    run: Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]]
-    run_after: Callable[..., jax.Array] | None = None
+    run: Callable[..., Any]
+    has_window: bool = False
 
 
 def make_memory(kind: Any, size: int) -> Memory:
@@ -62,7 +62,7 @@ def make_memory(kind: Any, size: int) -> Memory:
         return _own_memory(make, size, f"memory={path_of(make)}")
     if kind.startswith("gtrxl"):
         made = partial(GtrXl, size, *_window_and_layers(kind))
-        return Memory(made().initial_state, *(lambda *given: made()(*given),) * 2)
+        return _memory_of(made)._replace(has_window=True)
     if kind not in KINDS:
         raise ValueError(f"memory={kind}: write gru, lstm, mingru, lru, gtrxl, gtrxl-64x2 or my_package.make")
     kinds: dict[str, Callable[[int], Any]] = dict(gru=_gru, lstm=nn.OptimizedLSTMCell, mingru=MinGru, lru=Lru)
@@ -85,12 +85,9 @@ class WithMemory(nn.Module):
         *following: jax.Array,
         learning: bool = False,
     ) -> Any:
-        """Return outputs and states; with ``following``, ``(after, at)`` of `Memory.run_after`, outputs alone."""
-        if following:
-            assert self.memory.run_after is not None
-            seen, states = self.memory.run_after(state, x, first, *following), None
-        else:
-            seen, states = self.memory.run(state, x, first)
+        """Return outputs and states; with ``following``, ``(after, at)`` of `Memory.has_window`, outputs alone."""
+        found = self.memory.run(state, x, first, *following)
+        seen, states = (found, None) if following else found
         seen = seen if action is None else jnp.concatenate([action, seen], axis=-1)
         outputs = self.head(seen, learning=learning)
         return outputs if following else (outputs, states)
@@ -207,21 +204,11 @@ def linear_recurrence(factor: jax.Array, added: jax.Array, start: jax.Array, pro
     if len(factor) == 1:
         return (product(factor[0], start) + added[0])[None]
     choose = jax.lax.platform_dependent
-    return choose(factor, added, start, cpu=partial(by_steps, product), default=partial(by_halves, product))
+    return choose(factor, added, start, cpu=partial(_by_steps, product), default=partial(_by_halves, product))
 
 
-def by_steps(product: Product, factor: jax.Array, added: jax.Array, start: jax.Array) -> jax.Array:
-    """Compute a `linear_recurrence` by one step after another.
-
-    Args:
-        product: As there.
-        factor: As there.
-        added: As there.
-        start: As there.
-
-    Returns:
-        As there.
-    """
+def _by_steps(product: Product, factor: jax.Array, added: jax.Array, start: jax.Array) -> jax.Array:
+    """Compute a `linear_recurrence` by one step after another."""
 
     def step(state: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         state = product(xs[0], state) + xs[1]
@@ -230,18 +217,8 @@ def by_steps(product: Product, factor: jax.Array, added: jax.Array, start: jax.A
     return jax.lax.scan(step, start, (factor, added))[1]
 
 
-def by_halves(product: Product, factor: jax.Array, added: jax.Array, start: jax.Array) -> jax.Array:
-    """Compute a `linear_recurrence` by an associative scan.
-
-    Args:
-        product: As there.
-        factor: As there.
-        added: As there.
-        start: As there.
-
-    Returns:
-        As there.
-    """
+def _by_halves(product: Product, factor: jax.Array, added: jax.Array, start: jax.Array) -> jax.Array:
+    """Compute a `linear_recurrence` by an associative scan."""
 
     def joined(early: tuple, late: tuple) -> tuple[jax.Array, jax.Array]:
         return product(late[0], early[0]), product(late[0], early[1]) + late[1]
@@ -351,7 +328,7 @@ class GtrXl(nn.Module):
         after: jax.Array | None = None,
         at: jax.Array | None = None,
     ) -> Any:
-        """Return features and states, or only the features at ``after`` (`Memory.run_after`)."""
+        """Return features and states, or only the features at ``after`` (`Memory.has_window`)."""
         length = len(x)
         begun = first.astype(jnp.float32)
         episode = begun if length == 1 else jnp.cumsum(begun, axis=0)

@@ -215,18 +215,19 @@ def torso_of(network: Torso, hidden: tuple[int, ...], heads: tuple[Head, ...], a
         hidden: Sizes of the hidden layers.
         heads: Heads.
         activation: Activation.
-        *how: Precision, initial weights, and whether noise or dropout are asked for, which only an "mlp" has.
+        *how: Precision, initial weights, and whether random draws are asked for, which only an "mlp" has.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: Unknown network, or one without noise or dropout, which are asked for.
+        ValueError: Unknown network, or one without the random draws that are asked for.
     """
     precision, weights, draws = how
     if draws:
         raise ValueError(
-            f"network={path_of(network)} has no noise and no dropout: leave them out, or write network=mlp"
+            f"network={path_of(network)} has no noise, no dropout and no implicit quantiles: leave them out, or write "
+            "network=mlp"
         )
     if network == "residual":
         return residual_torso(hidden, heads, activation, precision)
@@ -364,9 +365,9 @@ def make_network(
     choose = partial(choose_keys, keys=keys) if keys else lambda obs: obs
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale, out_bias)}
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
-    weights = orthogonal_weights if orthogonal else scaled_normal
+    weights, draws = orthogonal_weights if orthogonal else scaled_normal, noisy or dropout or split
     mlp = partial(Mlp, *shape, layer_norm, batch_norm, precision, dropout=dropout, noisy=noisy, weights=weights)
-    plain: nn.Module = mlp() if network == "mlp" else torso_of(network, *shape, precision, weights, noisy or dropout)
+    plain: nn.Module = mlp() if network == "mlp" else torso_of(network, *shape, precision, weights, draws)
     whole = network != "mlp" and takes_observation(plain, recurrent_size)
     convolved = cnn != "auto" or (not whole and any(is_image(leaf) for leaf in jax.tree.leaves(choose(obs_spec))))
     layers = convolutions.choose_convolutions(choose(obs_spec), cnn) if convolved else ()
@@ -399,13 +400,13 @@ def make_network(
     made = Network(init, apply, apply, initial, recurrent_size > 0, action_shape)
     if remembers or batch_norm or network != "mlp":
         made = _with_batch_norms(_with_after(made, module, inputs, outputs_of), network, module, inputs, outputs_of)
-    return _with_draws(made, apply, noisy, dropout=dropout, levels=split) if noisy or dropout or split else made
+    return _with_draws(made, apply, noisy, dropout=dropout, levels=split) if draws else made
 
 
 def _with_after(network: Network, module: nn.Module, inputs: Callable, outputs_of: Callable) -> Network:
-    """Add `Network.after`, if a memory has `Memory.run_after`."""
+    """Add `Network.after`, if a memory has a window."""
     memory = getattr(getattr(module, "body", module), "memory", None)
-    if memory is None or memory.run_after is None:
+    if memory is None or not memory.has_window:
         return network
 
     def after(
