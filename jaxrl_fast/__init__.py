@@ -18,11 +18,13 @@ IMPORT_START_S = time.perf_counter()
 
 
 if TYPE_CHECKING:
+    from jaxrl_fast.algorithms.bc import bc
     from jaxrl_fast.algorithms.defaults import defaults
     from jaxrl_fast.algorithms.dqn import dqn
     from jaxrl_fast.algorithms.flash_sac import flash_sac
     from jaxrl_fast.algorithms.impala import impala
     from jaxrl_fast.algorithms.ippo import ippo
+    from jaxrl_fast.algorithms.iql import iql
     from jaxrl_fast.algorithms.mappo import mappo
     from jaxrl_fast.algorithms.ppo import ppo
     from jaxrl_fast.algorithms.pqn import pqn
@@ -30,36 +32,43 @@ if TYPE_CHECKING:
     from jaxrl_fast.algorithms.sac import sac
     from jaxrl_fast.algorithms.sac_discrete import sac_discrete
     from jaxrl_fast.algorithms.td3 import td3
+    from jaxrl_fast.algorithms.td3_bc import td3_bc
     from jaxrl_fast.api import Result, learn, make_env, make_train_step
     from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
     from jaxrl_fast.envs.env import Env, VecEnv, vectorize
     from jaxrl_fast.envs.env_checks import check_env
     from jaxrl_fast.envs.host_env import HostEnv, HostStep
     from jaxrl_fast.learning.algorithm import Agent, Algorithm
+    from jaxrl_fast.learning.datasets import Dataset, load_dataset, save_dataset
+    from jaxrl_fast.learning.imitation import with_teacher
     from jaxrl_fast.numerics.optimizers import Cosine, Linear
     from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
     from jaxrl_fast.settings.machine import setup
     from jaxrl_fast.settings.schema import Checkpoints
     from jaxrl_fast.training.callbacks import EndedEpisodes, Evaluation
     from jaxrl_fast.training.checkpoints import CheckpointError
+    from jaxrl_fast.training.collecting import collect_episodes
     from jaxrl_fast.training.episodes import evaluate_policy
     from jaxrl_fast.training.recorder import NonFiniteError
 
 _PUBLIC = {
     "algorithms.defaults": "defaults",
-    "algorithms.registry": "dqn flash_sac impala ippo mappo ppo pqn pqn_vdn sac sac_discrete td3",
+    "algorithms.registry": "bc dqn flash_sac impala ippo iql mappo ppo pqn pqn_vdn sac sac_discrete td3 td3_bc",
     "api": "Result learn make_env make_train_step",
     "core": "Box Discrete EnvSpec Timestep Transition __version__",
     "envs.env": "Env VecEnv vectorize",
     "envs.env_checks": "check_env",
     "envs.host_env": "HostEnv HostStep",
     "learning.algorithm": "Agent Algorithm",
+    "learning.datasets": "Dataset load_dataset save_dataset",
+    "learning.imitation": "with_teacher",
     "numerics.optimizers": "Cosine Linear",
     "policy.policies": "Policy load_policy save_policy",
     "settings.machine": "setup",
     "settings.schema": "Checkpoints",
     "training.callbacks": "EndedEpisodes Evaluation",
     "training.checkpoints": "CheckpointError",
+    "training.collecting": "collect_episodes",
     "training.episodes": "evaluate_policy",
     "training.recorder": "NonFiniteError",
 }

@@ -8,6 +8,7 @@ COMMANDS = {
     "explain": "show a run's fragments and devices: python -m jaxrl_fast.explain env=halfcheetah",
     "autotune": "find the fastest settings here: python -m jaxrl_fast.autotune env=halfcheetah",
     "evaluate": "evaluate a trained policy: python -m jaxrl_fast.evaluate <run folder> episodes=100",
+    "collect": "write episodes of its policy to files: python -m jaxrl_fast.collect <run folder> out=data/walk",
     "render": "draw its episodes as GIF or MP4: python -m jaxrl_fast.render <run folder>",
     "report": "show runs on one page: python -m jaxrl_fast.report <run folder> [<another> ...]",
     "dashboard": "show runs on a live page: python -m jaxrl_fast.dashboard",

@@ -15,6 +15,7 @@ from jaxrl_fast.core import Log, require_devices
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.datasets import Dataset
 from jaxrl_fast.learning.io_callback_env import make_bridge
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, build_graph
@@ -112,6 +113,8 @@ def learn(
     shards: int = MAX_SHARDS,
     placement: str | Make = "fused",
     devices: int | None = None,
+    data: Dataset | str | Path | None = None,
+    online_steps: int = 0,
     eval_every: int | None = None,
     eval_episodes: int = 32,
     eval_beside: bool | None = None,
@@ -159,6 +162,9 @@ def learn(
         shards: Largest number of logical shards of replay buffer and minibatches, which devices can share.
         placement: Name of a placement, or a function ``(graph, devices) -> Placement``.
         devices: Number of JAX's devices to use, None for all.
+        data: Recorded episodes to learn from, or their folder (`load_dataset`). A step of the run then stands for a
+            recorded one, and no environment is stepped before the last ``online_steps``.
+        online_steps: Last of ``total_steps``, in which the environment is stepped; half of each batch is then recorded.
         eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no evaluation.
         eval_episodes: Episodes per evaluation and seed.
         eval_beside: Evaluate in a thread during training, not between chunks. None: unless ``between_chunks`` or
@@ -203,9 +209,8 @@ def learn(
     asked = total_steps, seed, num_seeds, graph, placement, devices, evaluated, checkpoints, resume, debug
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes
-    job = make_job(env, algorithm, JobOptions(*asked), settings, keep)
-    watch = live_plot() if on_metrics is None else on_metrics
-    calls = Calls(watch, should_stop, between_chunks, on_new_policy, evaluator, tell)
+    job = make_job(env, algorithm, JobOptions(*asked, data, online_steps), settings, keep)
+    calls = Calls(on_metrics or live_plot(), should_stop, between_chunks, on_new_policy, evaluator, tell)
     more = on_eval, on_checkpoint, on_episode_end, on_last_policy, stop_return
     if any(one is not None for one in more):
         calls = with_callbacks(calls, job, run_dir, *more)

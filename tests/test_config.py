@@ -334,7 +334,10 @@ def test_the_keywords_of_learn_have_the_defaults_that_the_keys_declare():
 
 def test_what_a_key_applies_to_has_a_field_of_its_name():
     fields = {"graph": set(GraphOptions._fields), "job": set(JobOptions._fields)}
-    derived = {"graph": {"total_steps", "empty_until", "joined"}, "job": {"graph", "placement", "eval", "checkpoints"}}
+    derived = {
+        "graph": {"total_steps", "empty_until", "joined", "recorded"},
+        "job": {"graph", "placement", "eval", "checkpoints"},
+    }
     for target, names in fields.items():
         assert {name for name, key in run_keys().items() if key.to == target} == names - derived[target]
 

@@ -75,7 +75,7 @@ def test_sizes_that_are_given_stay(num_envs):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_agents_are_built_with_the_sizes_that_are_said(name):
     several = {"ippo": "traffic_junction_4", "mappo": "traffic_junction_4", "pqn_vdn": "traffic_junction_4"}
-    env = several.get(name, "pendulum" if name in ("sac", "td3", "flash_sac") else "cartpole")
+    env = several.get(name, "pendulum" if name in ("sac", "td3", "flash_sac", "iql", "td3_bc") else "cartpole")
     for num_envs in (1, 64):
         algorithm = ALGORITHMS[name]()
         agent = algorithm.build(envs.make(env).spec, num_envs)

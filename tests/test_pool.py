@@ -442,7 +442,7 @@ def test_the_default_of_groups_follows_the_given_workers(order, num_seeds):
 @pytest.mark.parametrize("widths", [(1, 7), range(1, 34)], ids=["two", "all"])
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_number_of_environments_fits_the_default_sizes(name, widths):
-    agents, continuous = ("ippo", "mappo", "pqn_vdn"), ("sac", "td3", "flash_sac")
+    agents, continuous = ("ippo", "mappo", "pqn_vdn"), ("sac", "td3", "flash_sac", "iql", "td3_bc")
     env = "traffic_junction_4" if name in agents else "pendulum" if name in continuous else "cartpole"
     for num_envs in widths:
         run = compose([f"env={env}", f"algo={name}", "tuned=false", f"num_envs={num_envs}"])

@@ -248,9 +248,12 @@ def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes
         jf.learn(**told, resume=finished, tell=quiet)
 
 
+CONTINUOUS = "sac", "td3", "flash_sac", "iql", "td3_bc"
+
+
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_the_rates_that_a_resumed_run_cannot_switch_on_are_those_that_add_a_state(algo):
-    of_several = {"two_credit": ("ippo", "mappo", "pqn_vdn"), "action_continuous": ("sac", "td3", "flash_sac")}
+    of_several = {"two_credit": ("ippo", "mappo", "pqn_vdn"), "action_continuous": CONTINUOUS}
     probe = next((probe for probe, names in of_several.items() if algo in names), "observation")
     env = jf.make_env("probe", id=probe, num_envs=4)
     adamw = {"optimizer": "adamw"} if "optimizer" in inspect.signature(ALGORITHMS[algo]).parameters else {}

@@ -97,7 +97,8 @@ def short_words(line: str) -> list[str]:
     if "jaxrl_fast.train" not in words:
         return [re.sub(r"^episodes=\d+", "episodes=2", re.sub(r"^seconds=\d+", "seconds=1", word)) for word in words]
     resumes = any(word.startswith(("resume=runs", "config=")) for word in words)
-    for pattern, shorter in ((r"^num_envs=\d+$", "num_envs=8"), (r"^total_steps=.*", "total_steps=96"), ("=/", "=")):
+    shorter_words = (r"^num_envs=\d+$", "num_envs=8"), (r"^total_steps=.*", "total_steps=96"), ("=/", "=")
+    for pattern, shorter in (*shorter_words, (r"^online_steps=.*", "online_steps=1")):
         words = [re.sub(pattern, shorter, word) for word in words if word != "..."]
     words = [word for word in words if resumes or not word.startswith("total_steps=")]
     fresh = [] if resumes else ["total_steps=1", "eval.beside=false"]
@@ -121,6 +122,8 @@ def run_command(line: str, folder: Path) -> None:
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
     steps = [int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()]
     words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{min(steps, default=0)}", word) for word in words]
+    if "jaxrl_fast.collect" in line:
+        shutil.rmtree(folder / "data")
     variables = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
@@ -142,7 +145,9 @@ def prepare(folder: Path) -> None:
             (folder / named[1]).write_text(f"{block.first}\n{block.code}")
     words = [sys.executable, "-m", "jaxrl_fast.train", *TRAINED]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    subprocess.run(words, cwd=folder, env=variables, check=True, capture_output=True)
+    collect = [sys.executable, "-m", "jaxrl_fast.collect", "runs/latest", "out=data/walk", "episodes=2"]
+    for line in (words, collect):
+        subprocess.run(line, cwd=folder, env=variables, check=True, capture_output=True)
     for name in ("a", "b"):
         shutil.copytree((folder / "runs" / "latest").resolve(), folder / "runs" / name)
 

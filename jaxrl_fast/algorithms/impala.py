@@ -153,13 +153,26 @@ def impala(
             parts={"agent": agent_part(space, network, value_loss, optimizer)},
             data=OnPolicy(num_epochs=1, num_minibatches=sized["num_minibatches"], sequence_length=rollout_length),
             acts={"agent": "network"},
-            decide=sample_action(space, remember=True, outputs_of=lambda outputs: outputs["agent"]["policy"]),
+            decide=sample_action(space, remember=True, outputs_of=policy_outputs),
+            outputs_of=policy_outputs,
             rollout_length=sized["rollout_length"],
             normalize_observations=normalize_observations,
             normalize_rewards=normalize_rewards,
         )
 
     return Algorithm("impala", hyper, options, build, sizes)
+
+
+def policy_outputs(outputs: dict[str, Any]) -> jax.Array:
+    """Pick the policy's outputs from the outputs by part.
+
+    Args:
+        outputs: Outputs by part.
+
+    Returns:
+        Outputs ``[..., num_outputs(space)]``.
+    """
+    return outputs["agent"]["policy"]
 
 
 def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:

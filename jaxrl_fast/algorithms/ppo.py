@@ -6,6 +6,7 @@ newest parameters, so they can be updated at the same time without changing a re
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -241,7 +242,7 @@ def ppo(
         data = OnPolicy(num_epochs, sized["num_minibatches"], critic="critic", network="value", targets=targets)
         scaled = isinstance(space, Box) if normalize_rewards is None else normalize_rewards
         more: dict[str, Any] = dict(normalize_observations=normalize_observations, normalize_rewards=scaled)
-        more["remembers"] = {"critic": "value"} if recurrent_size else {}
+        more |= dict(remembers={"critic": "value"} if recurrent_size else {}, outputs_of=itemgetter("actor"))
         agent = Agent(parts, data, {"actor": "policy"}, decide, sized["rollout_length"], **more)
         return with_options(agent, spec, given, bias, shared) if any(is_set(given[name]) for name in EXTRAS) else agent
 

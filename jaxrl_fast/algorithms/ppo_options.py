@@ -73,7 +73,14 @@ def in_one_part(agent: Agent, part: Part, space: Actions, policy: MakePolicy) ->
     assert isinstance(agent.data, OnPolicy)
     data = agent.data._replace(critic="agent", network="network", value=lambda outputs, *_: outputs["value"][..., 0])
     decide = sample_action(space, remember=True, outputs_of=lambda outputs: outputs["agent"]["policy"], policy=policy)
-    return agent._replace(parts={"agent": part}, data=data, acts={"agent": "network"}, decide=decide, remembers={})
+    return agent._replace(
+        parts={"agent": part},
+        data=data,
+        acts={"agent": "network"},
+        decide=decide,
+        remembers={},
+        outputs_of=lambda outputs: outputs["agent"]["policy"],
+    )
 
 
 def with_free_outputs(network: Network, numbers: tuple[float, ...], head: str = "") -> Network:

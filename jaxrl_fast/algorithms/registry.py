@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from jaxrl_fast.algorithms.bc import bc
 from jaxrl_fast.algorithms.dqn import dqn
 from jaxrl_fast.algorithms.flash_sac import flash_sac
 from jaxrl_fast.algorithms.impala import impala
 from jaxrl_fast.algorithms.ippo import ippo
+from jaxrl_fast.algorithms.iql import iql
 from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn import pqn
@@ -18,14 +20,17 @@ from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
+from jaxrl_fast.algorithms.td3_bc import td3_bc
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.learning.algorithm import Agent, Algorithm
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.system import fault_of, import_function
 
-__all__ = ["dqn", "flash_sac", "impala", "ippo", "mappo", "ppo", "pqn", "pqn_vdn", "sac", "sac_discrete", "td3"]
+__all__ = ["bc", "dqn", "flash_sac", "impala", "ippo", "iql", "mappo", "ppo", "pqn", "pqn_vdn", "sac", "sac_discrete"]
+__all__ += ["td3", "td3_bc"]
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    make.__name__: make for make in (dqn, flash_sac, impala, ippo, mappo, ppo, pqn, pqn_vdn, sac, sac_discrete, td3)
+    make.__name__: make
+    for make in (bc, dqn, flash_sac, impala, ippo, iql, mappo, ppo, pqn, pqn_vdn, sac, sac_discrete, td3, td3_bc)
 }
 CUSTOM = "custom"
 """Name on the command line of an algorithm whose factory is ``algo.make``."""

@@ -6,6 +6,7 @@ over actions are exact, so updates sample nothing.
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -186,6 +187,7 @@ def sac_discrete(
             acts={"actor": "policy"},
             remembers={"critic": "q"} if recurrent_size else {},
             decide=sample_action(space, remember=False),
+            outputs_of=itemgetter("actor"),
             rollout_length=rollout_length,
             normalize_observations=normalize_observations,
         )

@@ -84,6 +84,10 @@ class Td3Hyper(NamedTuple):
     importance_exponent: Any
 
 
+Penalty = Callable[[jax.Array, ReplayBatch, Any], jax.Array]
+"""(unit actions ``[L, B, A]``, batch, hyper) -> their penalties ``[L, B]``."""
+
+
 @checks_numbers()
 def td3(
     *,
@@ -236,6 +240,7 @@ def critic_part(
     target_critics: int,
     policy_delay: int,
     optimizer: OptimizerName,
+    penalty: Penalty | None = None,
 ) -> Part:
     """Build the Q-networks' part: regression on the smallest target, with noise on the target policy's action.
 
@@ -248,6 +253,7 @@ def critic_part(
         target_critics: Number of Q-networks in each target.
         policy_delay: Updates between two steps of the target networks.
         optimizer: `OptimizerName`.
+        penalty: Subtracted from the value of the next action; None for none.
 
     Returns:
         The part.
@@ -265,7 +271,8 @@ def critic_part(
         online, slow = (with_dropout(q_networks, key, use) for use in ("loss", "target"))
         next_q = over_successors(data, slow, own.target["q"], batch, "critic", smoothed)[..., 0]
         next_q = random_critics(next_q, target_critics, key)
-        target = batch.reward + batch.bootstrap * jnp.min(next_q, axis=0)
+        next_value = jnp.min(next_q, axis=0) - (0.0 if penalty is None else penalty(smoothed, batch, hyper))
+        target = batch.reward + batch.bootstrap * next_value
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, Any]]:
             action = distributions.to_unit(box, batch.action)
@@ -283,7 +290,14 @@ def critic_part(
     return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",), target_rate=target_rate)
 
 
-def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay: int, optimizer: OptimizerName) -> Part:
+def actor_part(
+    policy: Network,
+    q_networks: Network,
+    data: Replay,
+    policy_delay: int,
+    optimizer: OptimizerName,
+    penalty: Penalty | None = None,
+) -> Part:
     """Build the policy's part, which maximizes the first Q-network's value, or the mean (`averages_critics`).
 
     Args:
@@ -292,6 +306,8 @@ def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay:
         data: Data of the updates.
         policy_delay: Updates between two steps of this part.
         optimizer: `OptimizerName`.
+        penalty: Subtracted from the value of the action, which is then divided by its mean size (arXiv 2106.06860,
+            equation 5); None for the value alone.
 
     Returns:
         The part.
@@ -307,7 +323,11 @@ def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             action = unit_policy(over_replay(data, policy, params, batch, "actor"))
             q = over_replay(data, q_of, critic, batch, "critic", action, learning=False)[..., 0]
-            loss = -jnp.mean(q if averages_critics(q_networks) else q[0])
+            value = q if averages_critics(q_networks) else q[0]
+            loss = -jnp.mean(value)
+            if penalty is not None:
+                size = jax.lax.stop_gradient(jnp.mean(jnp.abs(value)))
+                loss = loss / (size + 1e-8) + jnp.mean(penalty(action, batch, hyper))
             return loss, {"policy_loss": loss}
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])

@@ -219,10 +219,10 @@ def train_help(words: Sequence[str] = ()) -> str:
             *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
             "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
-            "algorithms (algo=...); all keys of one: train env=cartpole algo=dqn --help",
-            *_listed([*ALGORITHMS, CUSTOM]),
-            "placements (placement=...)",
-            f"  {AUTO:<16} The fastest measured placement for env and algo.",
+            *textwrap.wrap(
+                f"algo=... of {' '.join(ALGORITHMS)} {CUSTOM}; keys: train env=cartpole algo=dqn --help", WIDTH
+            ),
+            f"placement={AUTO:<8} The fastest measured placement for env and algo; others:",
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",
             *(

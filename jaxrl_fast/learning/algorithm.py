@@ -270,6 +270,8 @@ class Agent(NamedTuple):
         max_return: Largest absolute discounted return of normalized rewards (arXiv 2604.04539); None for no bound but
             the clip of single rewards.
         transform: Changes rollouts before they are stored; None for no change.
+        outputs_of: Picks the outputs of a policy of discrete actions from the outputs by part, for `imitation`; None if
+            there is no such policy.
     """
 
     parts: dict[str, Part]
@@ -283,6 +285,7 @@ class Agent(NamedTuple):
     normalize_rewards: bool = False
     max_return: float | None = None
     transform: Transform | None = None
+    outputs_of: Callable[[dict[str, Any]], jax.Array] | None = None
 
 
 class Algorithm(NamedTuple):
@@ -297,6 +300,7 @@ class Algorithm(NamedTuple):
         sizes: Computes the options that depend on the number of environments and the run's length and were not given.
         for_agents: Whether the algorithm requires an environment of several agents.
         made: How a factory of this package made it; None for others.
+        needs_data: Whether it learns from recorded steps only.
     """
 
     name: str
@@ -306,6 +310,7 @@ class Algorithm(NamedTuple):
     sizes: Sizes = lambda num_envs, total_steps=None: {}
     for_agents: bool = False
     made: Made | None = None
+    needs_data: bool = False
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:

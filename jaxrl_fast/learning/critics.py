@@ -1,4 +1,7 @@
-"""Critics of off-policy algorithms: ensembles of Q-networks with their regression, and values as quantiles or bins."""
+"""Critics of off-policy algorithms: ensembles of Q-networks with their regression, and values as quantiles or bins.
+
+Also the loss of a policy that imitates actions, of a teacher or from data.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -6,8 +9,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import PyTree, stable_hash
+from jaxrl_fast.core import Actions, Box, PyTree, stable_hash
+from jaxrl_fast.learning.acting import policy_of, unit_policy
 from jaxrl_fast.learning.algorithm import (
+    Decide,
     Prioritize,
     Replay,
     ReplayBatch,
@@ -18,6 +23,7 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
 from jaxrl_fast.networks.noisy import two_parts
+from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.distributions import categorical, cross_entropy, divergence, pick, project, quantile_huber
 from jaxrl_fast.numerics.optimizers import one_of
 
@@ -433,3 +439,41 @@ def of_action(outputs: jax.Array, action: jax.Array) -> jax.Array:
         ``[..., width]``.
     """
     return jnp.take_along_axis(outputs, action[..., None, None], axis=-2)[..., 0, :]
+
+
+def imitation_loss(space: Actions, decided: jax.Array, obs: PyTree, action: jax.Array) -> jax.Array:
+    """Compute the loss of a policy at actions that it shall take.
+
+    Args:
+        space: Action space.
+        decided: Greedy actions of the policy ``[..., *action_shape]``; of discrete actions, the outputs of the policy's
+            network, ``[..., num_outputs(space)]``.
+        obs: Observations ``[..., *obs]``, which may have an ``action_mask``.
+        action: Actions to take, ``[..., *action_shape]``.
+
+    Returns:
+        Losses ``[...]``: mean squared distance in half ranges, or negative log-likelihood.
+    """
+    if isinstance(space, Box):
+        distance = distributions.to_unit(space, decided) - distributions.to_unit(space, action)
+        return jnp.mean(jnp.square(distance), axis=-1)
+    return -distributions.log_prob(policy_of(space, decided, obs), action)
+
+
+def greedy_decide(space: Actions) -> Decide:
+    """Return action selection of the part ``actor`` that never explores.
+
+    Args:
+        space: Action space.
+
+    Returns:
+        The `Decide` function.
+    """
+
+    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+        if isinstance(space, Box):
+            return distributions.from_unit(space, unit_policy(outputs["actor"])), state, {}
+        dist = policy_of(space, outputs["actor"], obs)
+        return distributions.to_action(space, distributions.mode(dist), dist), state, {}
+
+    return decide

@@ -36,6 +36,11 @@ Source: Andrychowicz et al. (2017), section 3.3, arXiv 1707.01495 (with the late
 
 WarmupActions = Literal["uniform", "policy"]
 
+NEXT_ACTION = "next_action"
+"""Entry of `Replay.keep` with the recorded action after each step of a run's ``data``; NaN where there is none, as at
+the ends of episodes and in steps that the run itself has sampled.
+"""
+
 
 class Replay(NamedTuple):
     """Data of an off-policy algorithm: steps are stored, and batches are sampled with replacement.
@@ -53,6 +58,7 @@ class Replay(NamedTuple):
             several of one sequence as their maximum.
         warmup_actions: Actions of the first ``warmup_steps``: uniformly random ones, or the policy's exploration.
         relabel: Changes windows as a batch is drawn, such as their goals in hindsight; None for no change.
+        recorded: `offline.Recorded` steps of a run with ``data``; None without.
     """
 
     capacity: int
@@ -66,6 +72,7 @@ class Replay(NamedTuple):
     prioritize: Prioritize | None = None
     warmup_actions: WarmupActions = "policy"
     relabel: Relabel | None = None
+    recorded: Any = None
 
 
 class OnPolicyBatch(NamedTuple):

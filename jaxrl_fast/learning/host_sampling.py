@@ -123,7 +123,7 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
                     given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
                     env.send(_in_rows(env, sent[group]), group)
         require_inside(env, recording.arrays, axis)
-        rollout, metrics = collect(recording.arrays, _join(extras, axis + 1), axis, env.spec.metrics)
+        rollout, metrics = as_rollout(recording.arrays, _join(extras, axis + 1), axis, env.spec.metrics)
         carry, obs, first = _join(given, axis)
         steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
         return HostSamplerState(steps, obs, first, carry), {"rollout": rollout}, metrics
@@ -310,7 +310,7 @@ def _join(groups: list[PyTree], axis: int) -> PyTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
 
 
-def collect(
+def as_rollout(
     record: HostRecord, extras: PyTree, axis: int = 0, kinds: Iterable[str] = ()
 ) -> tuple[Transition, dict[str, Any]]:
     """Build the rollout and the same metrics as `rollout.unroll`.
@@ -339,6 +339,23 @@ def collect(
     }
     measured = metric_sums(kinds, done, step.metrics, both) if kinds else {}
     return Transition(*fields), metrics | measured
+
+
+def no_steps(env: HostEnv, seeds: tuple[int, ...]) -> dict[str, Any]:
+    """Return the metrics of a tick without steps.
+
+    Args:
+        env: Host environments.
+        seeds: Leading axis of several seeds, if any.
+
+    Returns:
+        The metrics that `as_rollout` returns.
+    """
+    shape = (*seeds, 1, env.num_envs)
+    flags, zeros, kinds = np.zeros(shape, bool), np.zeros(shape, np.float32), env.spec.metrics
+    metrics = np.zeros((*shape, len(kinds)), np.float32) if kinds else ()
+    step = HostStep((), (), zeros, flags, flags, zeros, np.zeros(shape, np.int32), metrics)
+    return as_rollout(HostRecord((), flags, zeros, step), (), len(seeds), kinds)[1]
 
 
 def require_inside(env: HostEnv, record: HostRecord, axis: int = 0) -> None:
@@ -439,7 +456,7 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
             if going.size:
                 ask(going)
         require_inside(env, recording.arrays)
-        rollout, metrics = collect(recording.arrays, extras, kinds=env.spec.metrics)
+        rollout, metrics = as_rollout(recording.arrays, extras, kinds=env.spec.metrics)
         steps = np.int32(env.steps() % MAX_STEPS)
         return HostSamplerState(steps, now.obs, now.first, carry), {"rollout": rollout}, metrics
 

@@ -11,6 +11,7 @@ from jaxrl_fast.learning.algorithm import Agent, Peers, Replay
 from jaxrl_fast.learning.frame_stack import Tabled, View, take_tabled
 from jaxrl_fast.learning.image_replay import image_buffer
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, take_batch
+from jaxrl_fast.learning.offline import mixed_source
 from jaxrl_fast.learning.prioritized_replay import prioritized_source
 from jaxrl_fast.learning.relabeling import hindsight_buffer, hindsight_source
 from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer, uniform_source, window_length
@@ -49,6 +50,8 @@ def off_policy_experience(
     source = uniform_source(buffer, number, window)
     if prioritize:
         source = prioritized_source(buffer, number, prioritize, window)
+    if data.recorded:
+        source = mixed_source(buffer, data.recorded, num_envs * agent.rollout_length, number, window)
     if data.relabel:
         source = hindsight_source(source, data.relabel, window, lambda state: state.buffer if prioritize else state)
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, is_image, reward_shape, select
+from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, is_image, reward_shape
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting, uniform_first
@@ -39,10 +39,18 @@ from jaxrl_fast.learning.frame_stack import View, make_view, stacked_acting, sta
 from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_sample_fragment
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, on_policy_experience
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
+from jaxrl_fast.learning.offline import Recorded, starting_offline
 from jaxrl_fast.learning.relabeling import transformed
 from jaxrl_fast.learning.rollout import SamplerState, scan_packed, scan_sequences, start, unroll
 from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
-from jaxrl_fast.numerics.normalization import Statistics, init_stats, normalize, normalizes, update_stats
+from jaxrl_fast.numerics.normalization import (
+    Statistics,
+    init_stats,
+    normalize,
+    normalizes,
+    update_returns,
+    update_stats,
+)
 from jaxrl_fast.numerics.optimizers import at_start, resolve, schedules
 from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check_graph
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
@@ -63,6 +71,7 @@ class GraphOptions(NamedTuple):
         joined: Whether similar arrays are joined into one, for devices that start kernels singly; changes results only
             by rounding.
         shards: Most logical shards of replay and minibatches, so most devices that share them.
+        recorded: Steps that the run learns from without, or before, sampling its own; None for none.
     """
 
     overlap: Overlap = "none"
@@ -73,6 +82,7 @@ class GraphOptions(NamedTuple):
     empty_until: int = 0
     joined: bool = False
     shards: int = MAX_SHARDS
+    recorded: Recorded | None = None
 
 
 class Learners(NamedTuple):
@@ -215,7 +225,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "
         rollout: Transition = inputs["rollout"]
         statistics, discounted = private
         if agent.normalize_rewards:
-            statistics, discounted = _update_returns(statistics, discounted, rollout, hyper)
+            statistics, discounted = update_returns(statistics, discounted, rollout, hyper)
         if agent.normalize_observations:
             statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
         after = StatisticsState(statistics, discounted)
@@ -319,9 +329,9 @@ def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, opt
     learning = build_learners(agent, options, options.empty_until + agent.warmup_ticks + lag)
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
     experience = experience_fragment(env, agent, options.shards)
-    if agent.experience.prioritized_by is not None:
-        experience = with_priorities(experience, agent)
+    experience = experience if agent.experience.prioritized_by is None else with_priorities(experience, agent)
     before = (sampler(env, agent, joined=options.joined), *statistics, experience)
+    before = starting_offline(before, env, agent, rollout_shapes, options.recorded) if options.recorded else before
     last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
@@ -420,28 +430,6 @@ def _if_finite(rollout: Transition, after: StatisticsState, before: StatisticsSt
     """Return ``after`` if the rollout is finite, else ``before``."""
     finite = all_finite((rollout.obs, rollout.reward))
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
-
-
-def _update_returns(
-    statistics: Statistics, discounted: jax.Array, rollout: Transition, hyper: Any
-) -> tuple[Statistics, jax.Array]:
-    """Merge the discounted returns of a rollout into the statistics; return these and the returns at its end."""
-    discounted, history = _discounted_returns(discounted, rollout, hyper)
-    statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
-    if isinstance(statistics.largest, tuple):
-        return statistics, discounted
-    return statistics._replace(largest=jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))), discounted
-
-
-def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:
-    """Compute each environment's discounted return so far at every step ``[T, E]``, continuing the rollout before."""
-
-    def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        reward, done = xs
-        total = total * hyper.discount + reward * hyper.reward_scale
-        return select(done, jnp.zeros_like(total), total), total
-
-    return jax.lax.scan(step, before, (rollout.reward, rollout.terminated | rollout.truncated))
 
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS) -> BoundAgent:

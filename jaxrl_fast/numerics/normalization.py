@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import MAX_SIZE, EnvSpec, PyTree, Transition, is_image
+from jaxrl_fast.core import MAX_SIZE, EnvSpec, PyTree, Transition, is_image, select
 
 MAX_BATCHES = 2**20
 """Batches after which the count stands, so that older data fades; float32 would round smaller weights away."""
@@ -211,3 +211,35 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
             "always scaled to 0..1. Leave normalize_observations out."
         )
     return any(len(leaf.shape) < 3 for leaf in leaves) if asked is None else asked
+
+
+def update_returns(
+    statistics: Statistics, discounted: jax.Array, rollout: Transition, hyper: Any
+) -> tuple[Statistics, jax.Array]:
+    """Merge the discounted returns of a rollout into the statistics.
+
+    Args:
+        statistics: Statistics so far.
+        discounted: Discounted return before the rollout, ``[E]`` or ``[E, A]``.
+        rollout: Rollout ``[T, E, ...]``.
+        hyper: Hyper-parameters, at least ``discount`` and ``reward_scale``.
+
+    Returns:
+        The merged statistics, and the returns at the rollout's end.
+    """
+    discounted, history = _discounted_returns(discounted, rollout, hyper)
+    statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
+    if isinstance(statistics.largest, tuple):
+        return statistics, discounted
+    return statistics._replace(largest=jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))), discounted
+
+
+def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:
+    """Compute each environment's discounted return so far at every step ``[T, E]``, continuing the rollout before."""
+
+    def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, done = xs
+        total = total * hyper.discount + reward * hyper.reward_scale
+        return select(done, jnp.zeros_like(total), total), total
+
+    return jax.lax.scan(step, before, (rollout.reward, rollout.terminated | rollout.truncated))

@@ -241,6 +241,22 @@ class RunSchema:
     name: str | None = setting(None, "a label for the run", resume="silent", aside=True)
     log: Log = setting("tensorboard", "destination of scalars, besides tables:", resume="silent", aside=True)
     resume: str | None = setting(None, "a run's folder, to continue; auto: run_dir", to="job", stored="never")
+    data: str | None = setting(
+        None, "recorded episodes to learn from (collect), or minari:<id>", to="job", stored="changed", aside=True
+    )
+    online_steps: int = setting(
+        0,
+        "last of total_steps, in which env is stepped, with data",
+        0,
+        to="job",
+        resume="free",
+        stored="changed",
+        aside=True,
+    )
+    teacher: str | None = setting(None, "a run whose policy teaches this one", stored="changed", aside=True)
+    teacher_share: float = setting(
+        0.5, "share of the run in which its weight falls to 0", 0, 1, stored="changed", aside=True
+    )
     nan: OnNan = setting(GRAPH.nan, "action on NaN or Inf:", to="graph", resume="free")
     debug: bool = setting(False, "find the operation that gave a NaN", to="job", resume="free", aside=True)
     distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:", stored="never")

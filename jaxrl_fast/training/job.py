@@ -14,7 +14,9 @@ from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.datasets import Dataset
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
+from jaxrl_fast.learning.offline import from_data
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import hosts
@@ -214,6 +216,8 @@ class JobOptions(NamedTuple):
         checkpoints: Options of checkpoints.
         resume: Checkpoint or folder of a run, or None.
         debug: Find the operation that computed a non-finite number.
+        data: Recorded episodes, or their place; None for none.
+        online_steps: Last of ``total_steps``, in which the environment is stepped, with ``data``.
     """
 
     total_steps: int
@@ -226,6 +230,8 @@ class JobOptions(NamedTuple):
     checkpoints: Checkpoints
     resume: str | Path | None
     debug: bool
+    data: Dataset | str | Path | None = None
+    online_steps: int = 0
 
 
 class Job(NamedTuple):
@@ -292,19 +298,18 @@ def make_job(
         ValueError: Arguments contradict each other, or the checkpoint.
     """
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
+    if algorithm.needs_data or options.data is not None or options.online_steps:
+        algorithm, asked = from_data(algorithm, options, env.spec)
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
-    config = ""
-    if settings is None:
-        settings, config = settings_of_job(env, algorithm, agent, options), config_of_job(env, algorithm, options)
+    config = config_of_job(env, algorithm, options) if settings is None else ""
+    settings = settings_of_job(env, algorithm, agent, options) if settings is None else settings
     if not hosts.is_alone():
         check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
-    plainly = isinstance(env, VecEnv) and not options.eval.share
-    vec_env, failures = (env, []) if plainly else bridge_of(env, options)
+    vec_env, failures = (env, []) if isinstance(env, VecEnv) and not options.eval.share else bridge_of(env, options)
     resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
     start, joined = resumed.empty_until if resumed else 0, starts_kernels_singly(jax.default_backend())
-    graph_options = asked._replace(total_steps=total_steps, empty_until=start, joined=joined)
-    options = options._replace(graph=graph_options)
-    graph = graph_of(vec_env, algorithm, agent, graph_options)
+    options = options._replace(graph=asked._replace(total_steps=total_steps, empty_until=start, joined=joined))
+    graph = graph_of(vec_env, algorithm, agent, options.graph)
     progress, every = resumed and resumed.progress, options.eval.every
     plan = plan_run(env, agent, total_steps, every, options.checkpoints.every, progress)
     placed = place(graph, options.placement, options.devices)
@@ -313,7 +318,7 @@ def make_job(
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(options.seed), num_seeds)
     parts = env, algorithm, agent, graph, placed, program, plan, keys, failures
-    store = keep((graph_options, placed, plan.ticks_per_chunk, num_seeds))
+    store = keep((options.graph, placed, plan.ticks_per_chunk, num_seeds))
     return Job(*parts, options, settings, resumed, store, config)
 
 
@@ -333,6 +338,10 @@ def bridge_of(env: VecEnv | HostEnv, options: JobOptions) -> Bridge:
     return in_graph(env)
 
 
+LENGTHS = "total_steps", "online_steps"
+"""Settings that a checkpoint names though a resumed run may change them."""
+
+
 def settings_of_job(
     env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: JobOptions
 ) -> dict[str, Any]:
@@ -347,9 +356,9 @@ def settings_of_job(
     Returns:
         Settings by key of the command line.
     """
-    asked = {**options.graph._asdict(), **options._asdict()}
+    asked = {**options.graph._asdict(), **options._asdict(), "data": options.data and str(options.data)}
     keys = {name: key for name, key in run_keys().items() if key.to and key.is_stored(asked[name])}
-    named = {n: asked[n] for n, key in keys.items() if key.resume == "fixed" or n == "total_steps"}
+    named = {n: asked[n] for n, key in keys.items() if key.resume == "fixed" or n in LENGTHS}
     bound = "rollout_length updates_per_tick batch_size normalize_observations normalize_rewards".split()
     own = {**algorithm.options, **algorithm.hyper._asdict(), **{name: getattr(agent, name) for name in bound}}
     made = {"env": env.spec.name, "env.arguments": env.spec.arguments, "num_envs": env.num_envs, "algo": algorithm.name}
@@ -372,7 +381,7 @@ def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptio
         YAML; empty if `jaxrl_fast.make_env` or a factory of this package did not make them, or a part has no name.
     """
     of_env, of_algo = made_by(env), made_by(algorithm)
-    if of_env is None or of_algo is None or not isinstance(options.placement, str):
+    if of_env is None or of_algo is None or not isinstance(options.placement, str) or isinstance(options.data, Dataset):
         return ""
     keys, own, more = run_keys(), _words(of_algo.arguments), _words(of_env.arguments["options"])
     asked = {**options.graph._asdict(), **options._asdict(), "precision": own.pop("precision")}

@@ -53,7 +53,9 @@ class Resumed(NamedTuple):
 
     @property
     def empty_until(self) -> int:
-        """Tick from which replay is filled: the checkpoint's tick if its buffer is lost."""
+        """Tick from which replay is filled: the checkpoint's tick if its buffer is lost, but data are never lost."""
+        if self.description.settings.get("data") is not None:
+            return 0
         return self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
 
 
@@ -74,8 +76,27 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
     description = checkpoints.read_description(checkpoints.find(Path(path)))
     changes = compare(description, settings, [f"algo.{name}" for name in algorithm.hyper._fields])
     before, now = description.settings, json.loads(json.dumps(settings))
+    check_boundary(description, now)
     rates = [name for name in algorithm.hyper._fields if before.get(f"algo.{name}") != now.get(f"algo.{name}")]
     return Resumed(description, checkpoints.read_arrays(description), changes, rates)
+
+
+def check_boundary(description: CheckpointFacts, settings: Mapping[str, Any]) -> None:
+    """Check that a resumed run with data goes on to step its environment, if it did so already.
+
+    Args:
+        description: Description of the checkpoint.
+        settings: Settings of the run that resumes it.
+
+    Raises:
+        CheckpointError: The environment would be stepped from another step on.
+    """
+    old, new = (one.get("total_steps", 0) - one.get("online_steps", 0) for one in (description.settings, settings))
+    if "data" in settings and description.progress["env_steps"] > old != new:
+        raise CheckpointError(
+            f"online_steps: the environment has been stepped since {old:,} steps: write total_steps and online_steps "
+            "that differ by as many"
+        )
 
 
 def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Sequence[str]) -> list[str]:

@@ -1,0 +1,407 @@
+"""Episodes in files: one ``.npy`` file per array and a description, without pickle; or a data set of Minari.
+
+Every episode of ``n`` steps has ``n + 1`` observations, as in Minari. Observations and actions are the arrays of
+training (``EnvSpec.obs`` and ``EnvSpec.action``), as sampled: not normalized, images not stacked.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, Extras, MultiDiscrete, PyTree, Transition
+
+DESCRIPTION, FORMAT_VERSION = "dataset.json", 1
+MINARI = "minari:"
+"""Prefix of the name of a data set of Minari, in place of a folder."""
+
+
+NOT_SAID: dict[str, Any] = {}
+"""`Dataset.about` of data of unknown origin."""
+
+
+class Dataset(NamedTuple):
+    """Whole episodes, one after another, in ``N`` steps and ``K`` episodes.
+
+    Attributes:
+        obs: Observations ``[N + K, ...]`` by path in the environment's observation; ``""`` for a single array.
+        action: Actions ``[N, ...]``.
+        reward: Rewards ``[N]``, float32; ``[N, A]`` with several agents.
+        terminated: Whether the task ended with a step, bool ``[N]``.
+        truncated: Whether an episode was cut after a step, bool ``[N]``.
+        lengths: Steps of each episode, int ``[K]``.
+        about: What made the data, for people: text and numbers by name.
+    """
+
+    obs: dict[str, np.ndarray]
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    lengths: np.ndarray
+    about: dict[str, Any] = NOT_SAID
+
+    @property
+    def returns(self) -> np.ndarray:
+        """Undiscounted return of each episode, ``[K]``, summed over agents."""
+        total = self.reward.astype(np.float64).reshape(len(self.reward), -1).sum(1)
+        return np.add.reduceat(total, np.cumsum(self.lengths) - self.lengths)
+
+    def __repr__(self) -> str:
+        return f"Dataset({len(self.lengths):,} episodes, {len(self.action):,} steps, {self.about.get('env', 'own')})"
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves of an observation by path.
+
+    Args:
+        tree: Observation, or its shapes.
+
+    Returns:
+        Leaves by paths such as ``camera`` or ``arm/joints``; ``""`` for a single array.
+    """
+    keystr = jax.tree_util.keystr
+    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+OUTCOME = "action", "reward", "terminated"
+
+
+def join(episodes: Iterable[Transition], spec: EnvSpec, about: dict[str, Any]) -> Dataset:
+    """Join episodes.
+
+    Args:
+        episodes: Steps of each episode, leaves ``[n, ...]``. One that neither terminates nor is truncated is cut.
+        spec: Environment.
+        about: What made the data.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: There is no episode.
+    """
+    found = [jax.tree.map(np.asarray, episode) for episode in episodes]
+    if not found:
+        raise ValueError("there is no episode to store: collect more steps")
+    observed = [named_leaves(jax.tree.map(lambda x, y: np.concatenate([x, y[-1:]]), e.obs, e.next_obs)) for e in found]
+    obs = {name: np.concatenate([one[name] for one in observed]) for name in named_leaves(spec.obs)}
+    cuts = [e.truncated.copy() for e in found]
+    for cut, episode in zip(cuts, found, strict=True):
+        cut[-1] |= ~episode.terminated[-1]
+    action, reward, terminated = (np.concatenate([getattr(e, n) for e in found]) for n in OUTCOME)
+    lengths = np.array([len(e.reward) for e in found])
+    return Dataset(obs, action, reward, terminated, np.concatenate(cuts), lengths, {"env": spec.name, **about})
+
+
+def episodes_in(rollout: Transition) -> Iterator[Transition]:
+    """Cut the steps of environments into episodes.
+
+    Args:
+        rollout: Consecutive steps ``[T, E, ...]``, in host memory.
+
+    Returns:
+        Iterator over episodes, leaves ``[n, ...]``: also the first and last of each environment, which may be cut.
+    """
+    done = rollout.terminated | rollout.truncated
+    for env in range(done.shape[1]):
+        own = jax.tree.map(lambda x, env=env: x[:, env], rollout)
+        ends = [*np.flatnonzero(done[:, env]) + 1, len(done)]
+        for start, end in zip([0, *ends], ends, strict=False):
+            if end > start:
+                yield jax.tree.map(lambda x, start=start, end=end: x[start:end], own)
+
+
+def steps_in(dataset: Dataset, spec: EnvSpec) -> Transition:
+    """Return all steps of a data set.
+
+    Args:
+        dataset: Data set of this environment (`check_same_spaces`).
+        spec: Environment.
+
+    Returns:
+        Steps ``[N, ...]``, without extras.
+    """
+    episode = np.repeat(np.arange(len(dataset.lengths)), dataset.lengths)
+    at = np.arange(len(episode)) + episode
+    obs = jax.tree.unflatten(jax.tree.structure(spec.obs), [dataset.obs[name] for name in named_leaves(spec.obs)])
+    first = np.zeros(len(at), bool)
+    first[np.cumsum(dataset.lengths) - dataset.lengths] = True
+    now, after = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (at, at + 1))
+    outcome = dataset.reward, after, dataset.terminated, dataset.truncated & ~dataset.terminated
+    return Transition(now, dataset.action, *outcome, first, Extras({}, {}))  # type: ignore[arg-type]
+
+
+def check_same_spaces(dataset: Dataset, spec: EnvSpec, name: str) -> None:
+    """Check that an environment has the observations and actions of a data set.
+
+    Args:
+        dataset: Data set.
+        spec: Environment.
+        name: Name of the data set in messages.
+
+    Raises:
+        ValueError: Observations or actions differ.
+    """
+    wanted = {path: (tuple(s.shape), str(s.dtype)) for path, s in named_leaves(spec.obs).items()}
+    found = {path: (x.shape[1:], str(x.dtype)) for path, x in dataset.obs.items()}
+    if wanted != found:
+        raise ValueError(
+            f"data={name}: its observations are {_shapes(found)}, those in {spec.name} are {_shapes(wanted)}: "
+            "collect data in this environment"
+        )
+    shape, kind = _action_shape(spec.action)
+    if dataset.action.shape[1:] != shape or dataset.action.dtype.kind not in kind:
+        raise ValueError(
+            f"data={name}: its actions are {dataset.action.dtype} {list(dataset.action.shape[1:])}, {spec.name} takes "
+            f"{'whole numbers' if kind == 'iu' else 'numbers'} {list(shape)}: collect data in this environment"
+        )
+
+
+def _shapes(leaves: dict[str, tuple]) -> str:
+    return ", ".join(f"{name or 'an array'} {dtype} {list(shape)}" for name, (shape, dtype) in leaves.items())
+
+
+def _action_shape(space: Actions) -> tuple[tuple[int, ...], str]:
+    if isinstance(space, Box):
+        return space.low.shape, "f"
+    return ((len(space.sizes),) if isinstance(space, MultiDiscrete) else ()), "iu"
+
+
+def save_dataset(dataset: Dataset, folder: str | Path) -> Path:
+    """Write a data set: arrays as ``.npy`` files, then ``dataset.json`` with sizes, digests and what made it.
+
+    Args:
+        dataset: Data set.
+        folder: New or empty folder, created if missing.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: The folder contains a data set already, or is not writable.
+    """
+    folder = Path(folder)
+    refuse_full(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {name: _write_array(folder, name, array) for name, array in _by_file(dataset).items()}
+        returns = dataset.returns
+        numbers = {"episodes": len(dataset.lengths), "steps": len(dataset.action)}
+        returned = {"return_mean": float(returns.mean()), "return_std": float(returns.std())}
+        content = {"format": FORMAT_VERSION, **numbers, **returned, "about": dataset.about, "files": files}
+        (folder / DESCRIPTION).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{folder} is not writable ({error.strerror}): write another out") from error
+    return folder
+
+
+def refuse_full(folder: Path) -> None:
+    """Check that a folder contains no data set.
+
+    Args:
+        folder: Folder.
+
+    Raises:
+        ValueError: It contains one.
+    """
+    if (folder / DESCRIPTION).exists():
+        raise ValueError(f"out={folder} contains a data set already: write another out, or remove it")
+
+
+def load_dataset(path: str | Path) -> Dataset:
+    """Read a data set, and verify its digests.
+
+    Args:
+        path: Folder of `save_dataset`, or ``minari:<id>`` of a local data set of Minari.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: There is none, it is damaged, or Minari is missing.
+    """
+    if str(path).startswith(MINARI):
+        return _from_minari(str(path).removeprefix(MINARI))
+    folder = Path(path)
+    try:
+        content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        files, version = content["files"], content["format"]
+    except OSError as error:
+        raise ValueError(
+            f"data={folder} holds no data set ({error.strerror}): make one by python -m jaxrl_fast.collect, or write "
+            f"data={MINARI}<id>"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"data={folder}: {DESCRIPTION} is damaged ({error}): collect the data again") from error
+    if version != FORMAT_VERSION:
+        raise ValueError(f"data={folder} has format {version}, this version reads {FORMAT_VERSION}: collect it again")
+    arrays = {name: _read_array(folder, name, facts) for name, facts in files.items()}
+    obs = {
+        name.removeprefix("observations").removeprefix("."): arrays.pop(name) for name in list(arrays) if _is_obs(name)
+    }
+    obs = {name.replace(".", "/"): array for name, array in obs.items()}
+    try:
+        columns: Any = [arrays[name] for name in COLUMNS]
+    except KeyError as error:
+        raise ValueError(f"data={folder}: {DESCRIPTION} does not name {error}: collect the data again") from error
+    return _checked(Dataset(obs, *columns)._replace(about=content.get("about", {})), f"data={folder}")
+
+
+COLUMNS = "actions", "rewards", "terminations", "truncations", "lengths"
+
+
+def _is_obs(name: str) -> bool:
+    return name.partition(".")[0] == "observations"
+
+
+def _by_file(dataset: Dataset) -> dict[str, np.ndarray]:
+    observed = {".".join(["observations", *path.split("/")]).rstrip("."): leaf for path, leaf in dataset.obs.items()}
+    columns = dataset.action, dataset.reward, dataset.terminated, dataset.truncated, dataset.lengths
+    return observed | dict(zip(COLUMNS, columns, strict=True))
+
+
+def _write_array(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:
+    file = folder / f"{name}.npy"
+    np.save(file, array, allow_pickle=False)
+    return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": _digest(file)}
+
+
+def _read_array(folder: Path, name: str, facts: dict[str, Any]) -> np.ndarray:
+    file = folder / f"{name}.npy"
+    try:
+        if file.parent != folder or _digest(file) != facts["sha256"]:
+            raise ValueError("it has changed")
+        return np.load(file, allow_pickle=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"data={folder}: {file.name} is damaged ({error}): collect the data again") from error
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _checked(dataset: Dataset, name: str) -> Dataset:
+    """Return a data set whose arrays have matching lengths."""
+    steps, episodes = len(dataset.action), len(dataset.lengths)
+    columns = dataset.reward, dataset.terminated, dataset.truncated
+    whole = episodes > 0 and int(dataset.lengths.sum()) == steps and int(dataset.lengths.min()) > 0
+    whole = whole and all(len(x) == steps for x in columns)
+    whole = whole and all(len(x) == steps + episodes for x in dataset.obs.values())
+    if not whole:
+        raise ValueError(f"{name} is damaged: the sizes of its arrays do not match")
+    return dataset
+
+
+def import_minari() -> Any:
+    """Import Minari.
+
+    Returns:
+        The package.
+
+    Raises:
+        ValueError: It is missing.
+    """
+    try:
+        return import_module("minari")
+    except ImportError as error:
+        raise ValueError(f"Minari is missing ({error}): pip install 'jaxrl_fast[minari]'") from error
+
+
+def _from_minari(name: str) -> Dataset:
+    """Read a local data set of Minari; rewards and observations become float32."""
+    try:
+        stored = import_minari().load_dataset(name)
+    except (OSError, KeyError) as error:  # of its file, or a name without namespace
+        raise ValueError(f"data={MINARI}{name}: {error}; minari list local shows the names") from error
+    episodes = list(stored.iterate_episodes())
+    if not episodes:
+        raise ValueError(f"data={MINARI}{name} has no episodes")
+    observed = [{path: np.asarray(leaf) for path, leaf in named_leaves(e.observations).items()} for e in episodes]
+    obs = {path: _in_32_bits(np.concatenate([one[path] for one in observed])) for path in observed[0]}
+    action = _in_32_bits(np.concatenate([np.asarray(e.actions) for e in episodes]))
+    flags = [
+        np.concatenate([np.asarray(getattr(e, n), bool) for e in episodes]) for n in ("terminations", "truncations")
+    ]
+    reward = np.concatenate([np.asarray(e.rewards, np.float32) for e in episodes])
+    lengths = np.array([len(e.rewards) for e in episodes])
+    flags[1][np.cumsum(lengths) - 1] |= ~flags[0][np.cumsum(lengths) - 1]
+    about = {"env": str(stored.env_spec.id if stored.env_spec else name), "minari": name}
+    return _checked(Dataset(obs, action, reward, flags[0], flags[1], lengths, about), f"data={MINARI}{name}")
+
+
+def _in_32_bits(array: np.ndarray) -> np.ndarray:
+    return array.astype({np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32}.get(array.dtype, array.dtype))
+
+
+def to_minari(dataset: Dataset, name: str, spec: EnvSpec, env_id: str | None = None) -> None:
+    """Write a data set in Minari's layout, where Minari stores its local data sets.
+
+    Args:
+        dataset: Data set.
+        name: Id such as ``pendulum/sac-v0``.
+        spec: Environment of the data.
+        env_id: Id of the environment in Gymnasium, if it has one.
+
+    Raises:
+        ValueError: Minari is missing, refuses the name, has a data set of this name, or the environment's own spaces
+            are nested.
+    """
+    minari = import_minari()
+    if spec.obs_space is not None or spec.action_space is not None or spec.num_agents is not None:
+        raise ValueError(f"{spec.name} has spaces of another form, which are not written for Minari: leave format out")
+    spaces, buffer = import_module("gymnasium.spaces"), import_module("minari.data_collector").EpisodeBuffer
+    ends = np.cumsum(dataset.lengths)
+    episodes = []
+    for number, (start, end) in enumerate(zip(ends - dataset.lengths, ends, strict=True)):
+        obs = {path: leaf[start + number : end + number + 1] for path, leaf in dataset.obs.items()}
+        own = slice(start, end)
+        flags = dataset.terminated[own], dataset.truncated[own]
+        observed: Any = obs.get("", obs)
+        episodes.append(buffer(number, None, None, observed, dataset.action[own], dataset.reward[own], *flags))
+    about = dataset.about
+    facts: dict[str, Any] = dict(env=env_id, algorithm_name=str(about.get("algo", "")), description=json.dumps(about))
+    facts |= dict(observation_space=_space(spaces, spec.obs), action_space=_action_space(spaces, spec.action))
+    try:
+        minari.create_dataset_from_buffers(name, episodes, author="jaxrl_fast", **facts)
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"out={MINARI}{name}: Minari refuses it: {error}") from error
+
+
+def _space(spaces: Any, obs: PyTree) -> Any:
+    leaves = named_leaves(obs)
+    made = {path: _box(spaces, leaf) for path, leaf in leaves.items()}
+    return made[""] if "" in made else spaces.Dict(made)
+
+
+def _box(spaces: Any, leaf: Any) -> Any:
+    dtype = np.dtype(leaf.dtype)
+    if dtype.kind == "f":
+        return spaces.Box(-math.inf, math.inf, leaf.shape, dtype)
+    if dtype.kind == "b":
+        return spaces.Box(0, 1, leaf.shape, np.uint8)
+    return spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, leaf.shape, dtype)
+
+
+def _action_space(spaces: Any, space: Actions) -> Any:
+    if isinstance(space, Box):
+        return spaces.Box(np.asarray(space.low), np.asarray(space.high), dtype=np.float32)
+    return spaces.Discrete(space.num_actions) if isinstance(space, Discrete) else spaces.MultiDiscrete(space.sizes)
+
+
+def made_here() -> dict[str, Any]:
+    """Return entries of a data set's description: the version of the package, and the time.
+
+    Returns:
+        Text by name.
+    """
+    return {"jaxrl_fast": importlib.metadata.version("jaxrl_fast"), "made": time.strftime("%Y-%m-%d %H:%M:%S")}
