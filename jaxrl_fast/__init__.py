@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.algorithms.bc import bc
     from jaxrl_fast.algorithms.defaults import defaults
     from jaxrl_fast.algorithms.dqn import dqn
+    from jaxrl_fast.algorithms.fast_td3 import fast_td3
     from jaxrl_fast.algorithms.flash_sac import flash_sac
     from jaxrl_fast.algorithms.impala import impala
     from jaxrl_fast.algorithms.ippo import ippo
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.algorithms.ppo import ppo
     from jaxrl_fast.algorithms.pqn import pqn
     from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
+    from jaxrl_fast.algorithms.reppo import reppo
     from jaxrl_fast.algorithms.sac import sac
     from jaxrl_fast.algorithms.sac_discrete import sac_discrete
     from jaxrl_fast.algorithms.td3 import td3
@@ -53,7 +55,8 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "algorithms.defaults": "defaults",
-    "algorithms.registry": "bc dqn flash_sac impala ippo iql mappo ppo pqn pqn_vdn sac sac_discrete td3 td3_bc",
+    "algorithms.registry": "bc dqn fast_td3 flash_sac impala ippo iql mappo ppo pqn pqn_vdn reppo sac sac_discrete td3"
+    " td3_bc",
     "api": "Result learn make_env make_train_step",
     "core": "Box Discrete EnvSpec Timestep Transition __version__",
     "envs.env": "Env VecEnv vectorize",

@@ -59,7 +59,7 @@ COMMANDS = [
     ("env=brax env.id=ant +env.foo=1", "unexpected keyword argument 'foo': write some of ctrl_cost_weight"),
     ("env=hopper +env.reset_noise_scale=abc", "env.reset_noise_scale=abc: write a number, such as 0.005"),
     ("env=hopper +env.healthy_z_range=1", "brax hopper with these options: step failed"),
-    ("algo=pppo", "algo=pppo is unknown: did you mean ppo or ippo or mappo?"),
+    ("algo=pppo", "algo=pppo is unknown: did you mean ppo or ippo or reppo?"),
     ("algo=null", "algo=null is unknown"),
     ("placement=spread", "placement=spread is unknown: write one of auto, fused, data_parallel"),
     ("total_step=3", "unknown key 'total_step' for algo=sac env=halfcheetah: did you mean total_steps"),

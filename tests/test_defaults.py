@@ -30,6 +30,8 @@ from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.normalization import normalizes
 from jaxrl_fast.tuning.measuring import without_choices
 
+CONTINUOUS = "sac", "td3", "flash_sac", "iql", "td3_bc", "fast_td3", "reppo"
+
 WIDTHS = st.integers(1, 8192)
 
 
@@ -75,7 +77,7 @@ def test_sizes_that_are_given_stay(num_envs):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_agents_are_built_with_the_sizes_that_are_said(name):
     several = {"ippo": "traffic_junction_4", "mappo": "traffic_junction_4", "pqn_vdn": "traffic_junction_4"}
-    env = several.get(name, "pendulum" if name in ("sac", "td3", "flash_sac", "iql", "td3_bc") else "cartpole")
+    env = several.get(name, "pendulum" if name in CONTINUOUS else "cartpole")
     for num_envs in (1, 64):
         algorithm = ALGORITHMS[name]()
         agent = algorithm.build(envs.make(env).spec, num_envs)

@@ -46,6 +46,11 @@ SIZES: dict[str, dict] = {
     "dqn": dict(q_hidden=(16, 8), dueling=True, value_head="categorical", num_atoms=7),
     "sac": REPLAYED,
     "td3": REPLAYED,
+    "bc": dict(policy_hidden=(16, 8)),
+    "iql": REPLAYED,
+    "td3_bc": REPLAYED,
+    "fast_td3": REPLAYED,
+    "reppo": REPLAYED,
     "flash_sac": dict(policy_hidden=(8, 8), critic_hidden=(4,)),
 }
 
@@ -83,6 +88,8 @@ KINDS = {
     "sac": (FLOATS, PUSHES, dict(algo="sac")),
     "sac swish raw": (FLOATS, BOX, dict(algo="sac", activation="swish", normalized=False)),
     "td3": (FLOATS, PUSHES, dict(algo="td3")),
+    **{name: (FLOATS, PUSHES, dict(algo=name)) for name in ("bc", "iql", "td3_bc", "fast_td3", "reppo")},
+    "bc with a mask": (BOARD, jf.Discrete(3), dict(algo="bc")),
     "flash_sac": (FLOATS, PUSHES, dict(algo="flash_sac", normalized=False)),
     "rainbow": (FLOATS, jf.Discrete(3), dict(algo="dqn")),
     "pqn with a mask": (BOARD, jf.Discrete(3), dict(algo="pqn")),

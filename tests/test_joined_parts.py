@@ -25,6 +25,10 @@ ALGORITHMS = {
     "sac": ("pendulum", jf.sac(**SMALL, **OFF_POLICY)),
     "sac with memory": ("pendulum", jf.sac(**SMALL, **OFF_POLICY, recurrent_size=4, sequence_length=2, burn_in=1)),
     "td3": ("pendulum", jf.td3(**SMALL, **OFF_POLICY, num_critics=3, target_critics=2, critic_dropout=0.2)),
+    "iql": ("pendulum", jf.iql(**SMALL, **OFF_POLICY)),
+    "td3_bc": ("pendulum", jf.td3_bc(**SMALL, **OFF_POLICY)),
+    "fast_td3": ("pendulum", jf.fast_td3(**SMALL, **OFF_POLICY)),
+    "reppo": ("pendulum", jf.reppo(**SMALL, rollout_length=8, num_minibatches=2, num_epochs=2)),
     "ppo": ("cartpole", jf.ppo(rollout_length=8, num_minibatches=2, num_epochs=2)),
 }
 

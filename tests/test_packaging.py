@@ -54,7 +54,7 @@ KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
 MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 165, 23_200
 """Not counted: `targets`, which compiles for absent machines, and `ADDED`."""
-ADDED = {"bc", "iql", "td3_bc"}
+ADDED = {"bc", "fast_td3", "iql", "reppo", "td3_bc"}
 """New files in ``envs/from_*`` and ``algorithms/``."""
 
 

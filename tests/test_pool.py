@@ -30,6 +30,8 @@ from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
 from jaxrl_fast.learning.updates import init_learned
 from jaxrl_fast.settings.machine import cpu_cores
 
+CONTINUOUS = "sac", "td3", "flash_sac", "iql", "td3_bc", "fast_td3", "reppo"
+
 ROOT = Path(__file__).parent.parent
 NUM_ENVS = 6
 STEPS = 40
@@ -343,6 +345,7 @@ import gymnasium, numpy as np
 from jaxrl_fast.envs.from_gymnasium import make_custom_host
 from jaxrl_fast.envs.pool.batches import PoolOptions
 
+
 print("started")
 scale = 3.0
 
@@ -442,7 +445,7 @@ def test_the_default_of_groups_follows_the_given_workers(order, num_seeds):
 @pytest.mark.parametrize("widths", [(1, 7), range(1, 34)], ids=["two", "all"])
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_number_of_environments_fits_the_default_sizes(name, widths):
-    agents, continuous = ("ippo", "mappo", "pqn_vdn"), ("sac", "td3", "flash_sac", "iql", "td3_bc")
+    agents, continuous = ("ippo", "mappo", "pqn_vdn"), CONTINUOUS
     env = "traffic_junction_4" if name in agents else "pendulum" if name in continuous else "cartpole"
     for num_envs in widths:
         run = compose([f"env={env}", f"algo={name}", "tuned=false", f"num_envs={num_envs}"])

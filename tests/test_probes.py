@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.algorithms.dqn import dqn
+from jaxrl_fast.algorithms.fast_td3 import fast_td3
 from jaxrl_fast.algorithms.impala import impala
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn import pqn
+from jaxrl_fast.algorithms.reppo import reppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
@@ -334,6 +336,49 @@ def learned_td3_options(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_fast_td3(names: tuple[str, ...]) -> Trained:
+    algorithm = fast_td3(
+        learning_rate=Linear(3e-3, 0.0),
+        discount=DISCOUNT,
+        tau=0.05,
+        noise_max=0.9,
+        target_noise=0.05,
+        weight_decay=0.0,
+        optimizer="adam",
+        value_min=-3.0,
+        value_max=3.0,
+        normalize_rewards=False,
+        updates_per_tick=16,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        warmup_actions="uniform",
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
+    return train(names, algorithm, 4_000)
+
+
+@cache
+def learned_reppo(names: tuple[str, ...]) -> Trained:
+    algorithm = reppo(
+        learning_rate=Linear(3e-3, 0.0),
+        temperature_learning_rate=1e-2,
+        discount=DISCOUNT,
+        target_entropy_per_action=-2.0,
+        kl_bound=0.5,
+        num_atoms=51,
+        max_return=5.0,
+        rollout_length=16,
+        num_epochs=4,
+        num_minibatches=4,
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
+    return train(names, algorithm, 20_000)
+
+
+@cache
 def learned_pqn(names: tuple[str, ...]) -> Trained:
     algorithm = pqn(
         learning_rate=Linear(3e-2, 0.0),  # a constant observation is 0 when normalized: the last bias alone learns
@@ -475,8 +520,16 @@ def test_the_best_policy_is_found(probe, learned):
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name in CONTINUOUS])
 @pytest.mark.parametrize(
     "learned",
-    [learned_sac, learned_sac_options, learned_sac_state_noise, learned_td3, learned_td3_options],
-    ids=["sac", "sac options", "sac state noise", "td3", "td3 options"],
+    [
+        learned_sac,
+        learned_sac_options,
+        learned_sac_state_noise,
+        learned_td3,
+        learned_td3_options,
+        learned_fast_td3,
+        learned_reppo,
+    ],
+    ids=["sac", "sac options", "sac state noise", "td3", "td3 options", "fast_td3", "reppo"],
 )
 def test_the_best_continuous_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)

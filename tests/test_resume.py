@@ -108,6 +108,18 @@ ENVS = {
         240,
         {},
     ),
+    "line, fast_td3, overlap": (
+        lambda: line(discrete=False),
+        lambda: jf.fast_td3(**REPLAY, policy_hidden=(8,), critic_hidden=(8,), num_atoms=5),
+        240,
+        {"overlap": "sampling"},
+    ),
+    "line, reppo, two seeds": (
+        lambda: line(discrete=False),
+        lambda: jf.reppo(rollout_length=4, num_minibatches=2, policy_hidden=(8,), critic_hidden=(8,), num_atoms=5),
+        640,
+        {"num_seeds": 2},
+    ),
     "line, recurrent impala, overlap": (
         lambda: line(discrete=True),
         lambda: jf.impala(rollout_length=4, hidden=(8,), recurrent_size=4),
@@ -248,7 +260,7 @@ def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes
         jf.learn(**told, resume=finished, tell=quiet)
 
 
-CONTINUOUS = "sac", "td3", "flash_sac", "iql", "td3_bc"
+CONTINUOUS = "sac", "td3", "flash_sac", "iql", "td3_bc", "fast_td3", "reppo"
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -40,6 +40,7 @@ ENVIRONMENTS = {
     "sac_discrete": ("cartpole", "acrobot"),
     "td3": ("pendulum", "mountain_car_continuous"),
     "flash_sac": ("pendulum", "mountain_car_continuous"),
+    **dict.fromkeys(("iql", "td3_bc", "fast_td3", "reppo"), ("pendulum", "mountain_car_continuous")),
     **dict.fromkeys(("ippo", "mappo", "pqn_vdn"), ("two_out", "traffic_junction_4")),
 }
 MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
@@ -63,6 +64,8 @@ def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024, **agent
     if name in ("pqn", "pqn_vdn"):
         make_pqn = {"pqn": jf.pqn, "pqn_vdn": jf.pqn_vdn}[name]
         return make_pqn(rollout_length=8, num_minibatches=2, q_hidden=(16,), **agents)
+    if name == "reppo":
+        return jf.reppo(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(16,), critic_hidden=(16,))
     if name == "impala":
         return jf.impala(rollout_length=8, num_minibatches=2, hidden=(16,))
     replay: dict[str, Any] = dict(
@@ -71,8 +74,7 @@ def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024, **agent
     if name == "dqn":
         rainbow: dict[str, Any] = dict(dueling=True, priority_exponent=0.6, n_step=3, value_head="categorical")
         return jf.dqn(q_hidden=(16,), **rainbow, **replay)
-    make = {"sac": jf.sac, "sac_discrete": jf.sac_discrete, "td3": jf.td3, "flash_sac": jf.flash_sac}[name]
-    return make(policy_hidden=(16,), critic_hidden=(16,), **replay)
+    return getattr(jf, name)(policy_hidden=(16,), critic_hidden=(16,), **replay)
 
 
 def world(name: str) -> jf.VecEnv:

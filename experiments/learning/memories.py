@@ -1,8 +1,9 @@
 """Kinds of memory: steps until a task is solved, five seeds, and the time of an update relative to the GRU's.
 
 ``python experiments/learning/memories.py`` makes the missing runs, ``... chain_30 mingru`` only some, ``speed`` only
-the times, ``--page`` only the page ``docs/memories.md``. Five seeds are one program. A result is written when its run
-ends, so an interrupted script goes on where it was. Run nothing else while it measures times.
+the times, ``kernels`` only the counts, ``--page`` only the page ``docs/memories.md``. Five seeds are one program. A
+result is written when its run ends, so an interrupted script goes on where it was. Run nothing else while it measures
+times.
 """
 
 import json
@@ -20,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from describe import ROOT, commit, machine, versions
+from gpu.targets import compile_row, counts
 from learning import read_curve
 
 import jaxrl_fast as jf
@@ -131,6 +133,13 @@ def update_s(kind: str, size: int) -> dict[str, Any]:
     return {"update_s": times[1:], "compile_s": compile_s}  # the first round warms the caches
 
 
+def kernels(kind: str) -> dict[str, Any]:
+    """Count the kernels of an update on an H100, as ``explain target=h100`` does."""
+    words = f"env=memory_chain algo=ppo tuned=false num_envs={NUM_ENVS} algo.rollout_length={LENGTH}"
+    row = compile_row(f"{words} algo.recurrent_size=64 algo.memory={kind}", "h100")
+    return {"kernels_an_update": row["kernels_an_update"]}
+
+
 def write(key: str, made: dict[str, Any]) -> None:
     """Add a result to the file."""
     done = read() | {key: {**made, "machine": machine(), "versions": versions(), "commit": commit()}}
@@ -160,6 +169,9 @@ def write_page() -> None:
     lines += table("task (solved from)", [[f"{task} ({TASKS[task][1]:g})", *steps_of(done, task)] for task in made])
     lines += ["A gradient step on 16 sequences of 128 steps by the GRU's median: median of 7 [least, most].", ""]
     lines += table("units", [times_of(done, size) for size in (64, 256) if f"speed gru {size}" in done])
+    lines += ["Kernels of an update with 64 units on an H100, as `explain target=h100` counts them.", ""]
+    counted = [done.get(f"kernels {kind}", {}).get("kernels_an_update", {}) for kind in KINDS]
+    lines += table("", [["kernels", *(counts(found) if found else "" for found in counted)]] if any(counted) else [])
     machines = sorted({run["machine"] for run in done.values()})
     PAGE.write_text("\n".join([*lines, f"Machines: {', '.join(machines)}.", ""]))
 
@@ -191,10 +203,14 @@ def times_of(done: dict[str, Any], size: int) -> list[str]:
 if __name__ == "__main__":
     words = sys.argv[1:]
     kinds = [kind for kind in KINDS if kind in words] or KINDS
-    asked = [task for task in TASKS if task in words] or ([] if "speed" in words or "--page" in words else list(TASKS))
+    asked = [task for task in TASKS if task in words] or (
+        [] if {"speed", "kernels", "--page"} & set(words) else list(TASKS)
+    )
     for size in (64, 256) if "speed" in words or not words else ():
         for kind in kinds:
             write(f"speed {kind} {size}", update_s(kind, size))
+    for kind in kinds if "kernels" in words or not words else ():
+        write(f"kernels {kind}", kernels(kind))
     for task in asked:
         for kind in kinds:
             if f"{task} {kind}" not in read():

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_fast.algorithms.bc import bc
 from jaxrl_fast.algorithms.dqn import dqn
+from jaxrl_fast.algorithms.fast_td3 import fast_td3
 from jaxrl_fast.algorithms.flash_sac import flash_sac
 from jaxrl_fast.algorithms.impala import impala
 from jaxrl_fast.algorithms.ippo import ippo
@@ -17,6 +18,7 @@ from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn import pqn
 from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
+from jaxrl_fast.algorithms.reppo import reppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
@@ -26,12 +28,27 @@ from jaxrl_fast.learning.algorithm import Agent, Algorithm
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.system import fault_of, import_function
 
-__all__ = ["bc", "dqn", "flash_sac", "impala", "ippo", "iql", "mappo", "ppo", "pqn", "pqn_vdn", "sac", "sac_discrete"]
-__all__ += ["td3", "td3_bc"]
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    make.__name__: make
-    for make in (bc, dqn, flash_sac, impala, ippo, iql, mappo, ppo, pqn, pqn_vdn, sac, sac_discrete, td3, td3_bc)
-}
+__all__ = ["bc", "dqn", "fast_td3", "flash_sac", "impala", "ippo", "iql", "mappo", "ppo", "pqn", "pqn_vdn", "reppo"]
+__all__ += ["sac", "sac_discrete", "td3", "td3_bc"]
+FACTORIES = (
+    bc,
+    dqn,
+    fast_td3,
+    flash_sac,
+    impala,
+    ippo,
+    iql,
+    mappo,
+    ppo,
+    pqn,
+    pqn_vdn,
+    reppo,
+    sac,
+    sac_discrete,
+    td3,
+    td3_bc,
+)
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {make.__name__: make for make in FACTORIES}
 CUSTOM = "custom"
 """Name on the command line of an algorithm whose factory is ``algo.make``."""
 

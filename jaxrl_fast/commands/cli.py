@@ -219,9 +219,7 @@ def train_help(words: Sequence[str] = ()) -> str:
             *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
             "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
-            *textwrap.wrap(
-                f"algo=... of {' '.join(ALGORITHMS)} {CUSTOM}; keys: train env=cartpole algo=dqn --help", WIDTH
-            ),
+            *textwrap.wrap(f"algo=... of {' '.join(ALGORITHMS)} {CUSTOM}; keys: train env=cartpole --help", WIDTH),
             f"placement={AUTO:<8} The fastest measured placement for env and algo; others:",
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",

@@ -244,7 +244,7 @@ def built_again(spec: EnvSpec, made_by: dict[str, Any], algorithm: OwnAlgorithm 
     return algorithm.build(view.spec if view else spec, 64), view
 
 
-SAMPLED = ("ppo", "impala", "sac", "sac_discrete", "ippo", "mappo")
+SAMPLED = ("ppo", "impala", "sac", "sac_discrete", "ippo", "mappo", "iql", "reppo")
 """Algorithms whose policy is a distribution of actions."""
 
 

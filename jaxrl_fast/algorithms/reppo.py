@@ -1,0 +1,315 @@
+"""Relative-entropy pathwise policy optimization, for continuous actions (REPPO, arXiv 2507.11019).
+
+On-policy, without replay: a Q-network learns λ-returns of the newest rollout by cross-entropy, and the policy follows
+the Q-network's gradient with an entropy bonus, where it is close to the policy that sampled. Temperature and weight of
+the KL divergence are trained. Here the targets are computed in every update with the newest parameters (published: once
+per rollout), the divergence is exact (published: of 16 samples), and there is no auxiliary loss.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.acting import sample_action, temperature_gradient, temperature_network, temperature_optimizer
+from jaxrl_fast.learning.algorithm import (
+    Agent,
+    Algorithm,
+    GradientResult,
+    Learned,
+    OnPolicy,
+    OnPolicyBatch,
+    Part,
+    gradients_of,
+    on_policy_sizes,
+    require_actions,
+)
+from jaxrl_fast.learning.critics import categorical_head
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
+from jaxrl_fast.numerics import distributions, losses
+from jaxrl_fast.numerics.distributions import TanhNormal, tanh_normal
+from jaxrl_fast.numerics.optimizers import (
+    AnyRate,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
+
+WIDTH = 0.75
+"""Standard deviation of a target's histogram, in bins (HL-Gauss, arXiv 2403.03950)."""
+
+
+class ReppoHyper(NamedTuple):
+    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+
+    Attributes:
+        learning_rate: Learning rate.
+        temperature_learning_rate: Learning rate of the temperature and of the weight of the divergence.
+        discount: Discount factor γ per step.
+        return_lambda: λ of the returns, 0 (one step) to 1 (whole rollout).
+        kl_bound: Bound of the KL divergence from the policy that sampled, in nats per step.
+        target_entropy_per_action: Target of the entropy per action dimension, in nats.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+    """
+
+    learning_rate: Any
+    temperature_learning_rate: Any
+    discount: Any
+    return_lambda: Any
+    kl_bound: Any
+    target_entropy_per_action: Any
+    max_grad_norm: Any
+    reward_scale: Any
+    weight_decay: Any
+
+
+@checks_numbers()
+def reppo(
+    *,
+    learning_rate: Rate0 = 3e-4,
+    temperature_learning_rate: Rate0 = 3e-4,
+    discount: Rate01 = 0.99,
+    return_lambda: Rate01 = 0.95,
+    kl_bound: Rate0 = 0.1,
+    target_entropy_per_action: AnyRate = -0.5,
+    max_grad_norm: Rate0 = 0.5,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
+    initial_temperature: float = 0.01,
+    initial_kl_weight: float = 1.0,
+    num_atoms: int = 151,
+    max_return: float = 10.0,
+    rollout_length: int | None = None,
+    num_epochs: int = 8,
+    num_minibatches: int | None = None,
+    normalize_observations: bool | None = None,
+    policy_hidden: tuple[int, ...] = (256, 256),
+    critic_hidden: tuple[int, ...] = (256, 256),
+    policy_keys: tuple[str, ...] = (),
+    critic_keys: tuple[str, ...] = (),
+    activation: Activation = "swish",
+    layer_norm: bool = True,
+    network: Torso = "mlp",
+    cnn: Cnn = "auto",
+    optimizer: OptimizerName = "adam",
+    precision: Precision = "f32",
+) -> Algorithm:
+    """Build REPPO.
+
+    Args:
+        learning_rate: Learning rate.
+        temperature_learning_rate: Learning rate of the temperature and of the weight of the divergence.
+        discount: Discount factor γ per step.
+        return_lambda: λ of the returns, 0 (one step) to 1 (whole rollout).
+        kl_bound: Bound of the KL divergence from the policy that sampled, in nats per step.
+        target_entropy_per_action: Target of the entropy per action dimension, in nats.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        initial_temperature: Temperature at the start of the run.
+        initial_kl_weight: Weight of the divergence at the start of the run.
+        num_atoms: Bins of the distribution of returns.
+        max_return: Largest absolute return of the normalized rewards, at the last bin.
+        rollout_length: Steps of each environment in a tick; None depends on the number of environments.
+        num_epochs: Passes over the rollout in a tick.
+        num_minibatches: Minibatches in each epoch, of whole rollouts; None depends on the number of environments.
+        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        policy_hidden: Sizes of the policy's hidden layers.
+        critic_hidden: Sizes of the critic's hidden layers.
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        cnn: Convolutions for images (`make_network`).
+        optimizer: As in `ppo`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+
+    Returns:
+        The algorithm.
+    """
+    rates = learning_rate, temperature_learning_rate, discount, return_lambda, kl_bound, target_entropy_per_action
+    hyper = ReppoHyper(*rates, max_grad_norm, reward_scale, weight_decay)
+    shared: dict[str, Any] = dict(activation=activation, network=network, cnn=cnn, precision=precision)
+    shared |= dict(layer_norm=layer_norm)
+    options = shared | dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
+    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), optimizer=optimizer)
+    options |= dict(num_atoms=num_atoms, max_return=max_return)
+    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=64, least=4, whole_rollouts=True)
+
+    def build(spec: EnvSpec, num_envs: int) -> Agent:
+        box = require_actions("reppo", spec, (Box,), "ppo")
+        check_optimizer(optimizer, weight_decay)
+        length, minibatches = sizes(num_envs).values()
+        own: dict[str, Any] = dict(hidden=options["critic_hidden"], keys=options["critic_keys"], **shared)
+        q = make_network(spec.obs, num_atoms, action_shape=(box.low.size,), **own)
+        own |= dict(hidden=options["policy_hidden"], keys=options["policy_keys"], out_scale=0.01)
+        policy = make_network(spec.obs, distributions.num_outputs(box), **own)
+        scalars = {"temperature": initial_temperature, "kl_weight": initial_kl_weight}
+        networks = {"policy": policy, **{name: temperature_network(value) for name, value in scalars.items()}}
+        return Agent(
+            parts={
+                "critic": critic_part(box, policy, q, max_return, num_atoms, optimizer),
+                "actor": actor_part(box, networks, q, max_return, num_atoms, optimizer),
+            },
+            data=OnPolicy(num_epochs, minibatches, sequence_length=length),
+            acts={"actor": "policy"},
+            decide=storing_outputs(box),
+            rollout_length=length,
+            normalize_observations=normalize_observations,
+            normalize_rewards=True,
+            max_return=max_return,
+        )
+
+    return Algorithm("reppo", hyper, options, build, sizes)
+
+
+def storing_outputs(box: Box) -> Callable[..., tuple]:
+    """Return action selection that samples, and stores the policy's outputs for its divergence.
+
+    Args:
+        box: Action space.
+
+    Returns:
+        The `Decide` function.
+    """
+    sampled = sample_action(box, remember=False)
+
+    def decide(outputs: dict, *given: Any) -> tuple:
+        action, state, _ = sampled(outputs, *given)
+        return action, state, {"outputs": outputs["actor"]}
+
+    return decide
+
+
+def histogram(target: jax.Array, max_return: float, num_atoms: int) -> jax.Array:
+    """Compute the share of a normal around a target in each bin.
+
+    Args:
+        target: Targets ``[...]``.
+        max_return: Centre of the last bin; the first one's is its negative.
+        num_atoms: Number of bins.
+
+    Returns:
+        Probabilities ``[..., num_atoms]``.
+
+    Source: Farebrother et al. (2024), section 3.1, arXiv 2403.03950.
+    """
+    spacing = 2.0 * max_return / (num_atoms - 1)
+    edges = jnp.linspace(-max_return - spacing / 2, max_return + spacing / 2, num_atoms + 1)
+    centre = jnp.clip(target, -max_return, max_return)[..., None]
+    below = jax.scipy.stats.norm.cdf((edges.reshape((1,) * target.ndim + edges.shape) - centre) / (WIDTH * spacing))
+    shares = jnp.diff(below, axis=-1)
+    return shares / jnp.sum(shares, axis=-1, keepdims=True)
+
+
+def divergence(old: TanhNormal, new: TanhNormal) -> jax.Array:
+    """Compute the KL divergence of two policies, which tanh does not change.
+
+    Args:
+        old: Policy that sampled.
+        new: Trained policy.
+
+    Returns:
+        Divergences ``[...]``, summed over the dimensions of the action.
+    """
+    spread = (jnp.square(old.scale) + jnp.square(old.mean - new.mean)) / (2.0 * jnp.square(new.scale))
+    return jnp.sum(jnp.log(new.scale / old.scale) + spread - 0.5, axis=-1)
+
+
+def critic_part(
+    box: Box, policy: Network, q: Network, max_return: float, num_atoms: int, optimizer: OptimizerName
+) -> Part:
+    """Build the Q-network's part: cross-entropy with λ-returns of rewards and entropy.
+
+    Args:
+        box: Action space.
+        policy: Policy network.
+        q: Q-network.
+        max_return: Largest absolute return.
+        num_atoms: Number of bins.
+        optimizer: `OptimizerName`.
+
+    Returns:
+        The part.
+
+    Source: Voelcker et al. (2025), section 3, arXiv 2507.11019.
+    """
+    head = categorical_head(num_atoms, (-max_return, max_return))
+
+    def gradients(
+        own: Learned, peers: dict[str, Learned], batch: OnPolicyBatch, key: jax.Array, hyper: ReppoHyper
+    ) -> GradientResult:
+        steps, actor, new = batch.transition, peers["actor"].params, jnp.zeros_like(batch.first)
+        dist = tanh_normal(policy.apply(actor["policy"], (), steps.next_obs, new)[0])
+        raw = distributions.sample(dist, key)
+        next_value = head.expected(q.apply(own.params["q"], (), steps.next_obs, new, jnp.tanh(raw))[0])
+        discount = hyper.discount * (1.0 - steps.terminated)
+        price = jnp.exp(actor["temperature"]) * distributions.log_prob(dist, raw)
+        returns = jax.vmap(losses.lambda_return, (1, 1, 1, 1, None), 1)
+        ends = steps.terminated | steps.truncated
+        target = returns(steps.reward - discount * price, discount, next_value, ends, hyper.return_lambda)
+        wanted = histogram(target, max_return, num_atoms)
+
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            outputs = q.in_loss(params, (), batch.obs, batch.first, distributions.to_unit(box, batch.action))[0]
+            loss = -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(outputs), axis=-1))
+            return loss, {"critic_loss": loss, "q_mean": jnp.mean(head.expected(outputs))}
+
+        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        return GradientResult({"q": grads}, metrics)
+
+    return Part({"q": q}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",))
+
+
+def actor_part(
+    box: Box, networks: dict[str, Network], q: Network, max_return: float, num_atoms: int, optimizer: OptimizerName
+) -> Part:
+    """Build the part of the policy, which maximizes value plus entropy within the bound, and of both weights.
+
+    Args:
+        box: Action space.
+        networks: Policy, temperature and weight of the divergence.
+        q: Q-network.
+        max_return: Largest absolute return.
+        num_atoms: Number of bins.
+        optimizer: `OptimizerName`.
+
+    Returns:
+        The part.
+
+    Source: Voelcker et al. (2025), section 3, arXiv 2507.11019.
+    """
+    head, policy = categorical_head(num_atoms, (-max_return, max_return)), networks["policy"]
+
+    def gradients(
+        own: Learned, peers: dict[str, Learned], batch: OnPolicyBatch, key: jax.Array, hyper: ReppoHyper
+    ) -> GradientResult:
+        temperature, kl_weight = (jnp.exp(own.params[name]) for name in ("temperature", "kl_weight"))
+        old = tanh_normal(batch.extras["outputs"])
+
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            dist = tanh_normal(policy.in_loss(params, (), batch.obs, batch.first)[0])
+            raw = distributions.sample(dist, key)
+            log_prob, kl = distributions.log_prob(dist, raw), divergence(old, dist)
+            value = head.expected(q.apply(peers["critic"].params["q"], (), batch.obs, batch.first, jnp.tanh(raw))[0])
+            loss = jnp.mean(jnp.where(kl < hyper.kl_bound, temperature * log_prob - value, kl_weight * kl))
+            return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob), "kl": jnp.mean(kl)}
+
+        grads, metrics = gradients_of(loss_fn, own.params["policy"])
+        target_entropy = hyper.target_entropy_per_action * box.low.size
+        warmer = temperature_gradient(own.params["temperature"], metrics["entropy"], target_entropy)
+        closer = temperature_gradient(own.params["kl_weight"], jnp.asarray(hyper.kl_bound), metrics["kl"])
+        metrics |= {"temperature": temperature, "kl_weight": kl_weight}
+        return GradientResult({"policy": grads, "temperature": warmer, "kl_weight": closer}, metrics)
+
+    optimizers: dict[str, Any] = {"policy": make_optimizer(optimizer)}
+    optimizers |= dict.fromkeys(("temperature", "kl_weight"), temperature_optimizer())
+    return Part(networks, gradients, optimizers, reads=("critic",))
