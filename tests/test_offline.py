@@ -18,7 +18,7 @@ import jaxrl_fast as jf
 from jaxrl_fast.algorithms.iql import expectile_error
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.data import NEXT_ACTION
-from jaxrl_fast.learning.datasets import episodes_in, join, load_dataset, save_dataset, steps_in
+from jaxrl_fast.learning.datasets import episodes_in, join, load_dataset, save_dataset, steps_in, to_minari
 from jaxrl_fast.learning.offline import Recorded, mixed_source, read_recorded
 from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer
 
@@ -56,6 +56,19 @@ def dataset_of(lengths: list[int], seed: int = 0) -> jf.Dataset:
 
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=8)
+
+
+def test_minari_has_what_was_written_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    dataset = dataset_of([3, 1, 4])
+    to_minari(dataset, "line/test-v0", SPEC)
+    found = load_dataset("minari:line/test-v0")
+    jax.tree.map(np.testing.assert_array_equal, found._replace(about={}), dataset._replace(about={}))
+    with pytest.raises(ValueError, match="Minari refuses it"):
+        to_minari(dataset, "line/test-v0", SPEC)
+    with pytest.raises(ValueError, match="minari list local shows the names"):
+        load_dataset("minari:line/other-v0")
 
 
 @given(LENGTHS, st.integers(0, 5))

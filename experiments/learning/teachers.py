@@ -1,7 +1,7 @@
 """A teacher that sees the angular velocity, and a student with a memory that does not: Pendulum, three seeds.
 
-``python experiments/learning/teachers.py`` makes the missing runs and the table in ``docs/offline.md``. The score is 0
-for random actions and 1 for the teacher's return. A result is written when its run ends.
+``python experiments/learning/teachers.py`` makes the missing runs; ``offline.py`` writes them into ``docs/offline.md``.
+The score is 0 for random actions and 1 for the teacher's return. A result is written when its run ends.
 """
 
 import json
@@ -27,8 +27,8 @@ from jaxrl_fast.envs.env import Env, VecEnv, vectorize
 
 RESULT = ROOT / "experiments" / "results" / "teachers.json"
 SEEDS, EPISODES, RANDOM, SOLVED = 3, 50, -1_200.0, 0.95
-TEACHER_STEPS, ALONE_STEPS, TAUGHT_STEPS = 30_000, 1_500_000, 100_000
-ALONE_EVALUATIONS, TAUGHT_EVALUATIONS = 75, 50
+TEACHER_STEPS, ALONE_STEPS, TAUGHT_STEPS = 30_000, 1_000_000, 100_000
+ALONE_EVALUATIONS, TAUGHT_EVALUATIONS = 50, 50
 
 
 def named_pendulum() -> VecEnv:
@@ -73,9 +73,19 @@ def solved_at(curve: list, teacher: float, seed: int) -> float:
     return next((steps for steps, score in scores if score >= SOLVED), np.inf)
 
 
+def read() -> dict[str, Any]:
+    """Return all results by name."""
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def steps_of(done: dict[str, Any], name: str) -> list[float]:
+    """Return the steps of each seed until its score is high enough."""
+    return [solved_at(done[name]["curve"], done["teacher"]["return"], seed) for seed in range(SEEDS)]
+
+
 def main() -> None:
     """Make the missing runs, and print the steps of each seed."""
-    done = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    done = read()
 
     def write(name: str, made: dict[str, Any]) -> None:
         done[name] = {**made, "machine": machine(), "versions": versions(), "commit": commit()}
@@ -92,10 +102,8 @@ def main() -> None:
         write("taught", trained(jf.with_teacher(student(), teacher), TAUGHT_STEPS, TAUGHT_EVALUATIONS)[0])
     if "alone" not in done:
         write("alone", trained(student(), ALONE_STEPS, ALONE_EVALUATIONS)[0])
-    returned = done["teacher"]["return"]
     for name in ("taught", "alone"):
-        curve = done[name]["curve"]
-        print(name, [solved_at(curve, returned, seed) for seed in range(SEEDS)], curve[-1], returned)
+        print(name, steps_of(done, name), done[name]["curve"][-1], done["teacher"]["return"])
 
 
 if __name__ == "__main__":

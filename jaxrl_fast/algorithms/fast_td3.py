@@ -6,7 +6,7 @@ critics of (1024, 512, 256) and a policy of (512, 256, 128) units.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,15 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import ValueHead, make_value_head, policy_and_critics
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    ANY,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class FastTd3Hyper(NamedTuple):
@@ -79,8 +87,8 @@ def fast_td3(
     weight_decay: Rate0 = 0.1,
     policy_delay: int = 2,
     num_atoms: int = 101,
-    value_min: float = -10.0,
-    value_max: float = 10.0,
+    value_min: Annotated[float, ANY] = -10.0,
+    value_max: Annotated[float, ANY] = 10.0,
     rollout_length: int = 1,
     updates_per_tick: int | None = 2,
     batch_size: int = 2048,

@@ -7,7 +7,7 @@ per rollout), the divergence is exact (published: of 16 samples), and there is n
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Tor
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.distributions import TanhNormal, tanh_normal
 from jaxrl_fast.numerics.optimizers import (
+    ABOVE_0,
     AnyRate,
     OptimizerName,
     Rate0,
@@ -82,10 +83,10 @@ def reppo(
     max_grad_norm: Rate0 = 0.5,
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,
-    initial_temperature: float = 0.01,
-    initial_kl_weight: float = 1.0,
+    initial_temperature: Annotated[float, ABOVE_0] = 0.01,
+    initial_kl_weight: Annotated[float, ABOVE_0] = 1.0,
     num_atoms: int = 151,
-    max_return: float = 10.0,
+    max_return: Annotated[float, ABOVE_0] = 10.0,
     rollout_length: int | None = None,
     num_epochs: int = 8,
     num_minibatches: int | None = None,

@@ -343,7 +343,8 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
     seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
     print(f"{run.total_steps:,} steps of {run.num_envs} environments{seeds}")
     if run.data is not None:
-        print(f"learns from {run.data}, and steps the environment in the last {run.online_steps:,} steps")
+        when = f"in the last {run.online_steps:,} steps" if run.online_steps else "never"
+        print(f"learns from {run.data}, and steps the environment {when}")
     if run.teacher is not None:
         print(f"the policy of {run.teacher} teaches it, in the first {run.teacher_share:.0%} of the run")
     devices = f"{run.devices} device{'s' if run.devices != 1 else ''}"

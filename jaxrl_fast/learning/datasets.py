@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -372,7 +373,8 @@ def to_minari(dataset: Dataset, name: str, spec: EnvSpec, env_id: str | None = N
     facts: dict[str, Any] = dict(env=env_id, algorithm_name=str(about.get("algo", "")), description=json.dumps(about))
     facts |= dict(observation_space=_space(spaces, spec.obs), action_space=_action_space(spaces, spec.action))
     try:
-        minari.create_dataset_from_buffers(name, episodes, author="jaxrl_fast", **facts)
+        with warnings.catch_warnings(action="ignore"):  # it asks for a link to code and for an address
+            minari.create_dataset_from_buffers(name, episodes, author="jaxrl_fast", **facts)
     except (ValueError, AssertionError) as error:
         raise ValueError(f"out={MINARI}{name}: Minari refuses it: {error}") from error
 
