@@ -74,7 +74,7 @@ def collect_run(words: Sequence[str]) -> int:
             assert checkpoint is not None
             dataset = stored_steps(checkpoint, env.spec)
         else:
-            chosen = policy if checkpoint is None else policy_at(checkpoint, policy)
+            chosen = policy if checkpoint is None else policy_at(checkpoint, policy, make_algorithm(run))
             chosen = with_sampled_actions(chosen, make_algorithm(run)) if given["sample"] else chosen
             dataset = collect_episodes(chosen, env, episodes=given["episodes"], seed=given["seed"])
         about = {**dataset.about, "run": str(folder), "policy": given["policy"], "sample": given["sample"]}

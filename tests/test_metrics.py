@@ -161,7 +161,7 @@ def test_no_value_and_infinities_are_left_out():
 def test_evaluation_has_the_metrics_of_each_first_episode():
     env = vectorize(world(), num_envs=16)
 
-    def act(params, carry, obs, first, key):
+    def act(params, carry, obs, first, key, step=0):
         return jnp.zeros(len(obs), jnp.int32), carry
 
     totals = jax.device_get(play(act, lambda n: (), env, (), jax.random.key(0)))
@@ -348,7 +348,7 @@ def test_one_of_gymnasium_declares_kinds_in_its_metadata():
     host = make_custom_host(Declared, num_envs=8, pool=PoolOptions(workers=0))
     assert host.spec.metrics == {"place": "last", "odd": "sum", "late": "max"}
 
-    def act(params, carry, obs, first, key):
+    def act(params, carry, obs, first, key, step=0):
         return np.zeros(len(obs), int), carry
 
     totals = play_on_host(act, lambda n: (), host.another(8), (), 0)

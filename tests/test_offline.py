@@ -21,6 +21,8 @@ from jaxrl_fast.learning.data import NEXT_ACTION
 from jaxrl_fast.learning.datasets import episodes_in, join, load_dataset, save_dataset, steps_in, to_minari
 from jaxrl_fast.learning.offline import Recorded, mixed_source, read_recorded
 from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer
+from jaxrl_fast.policy.policies import with_sampled_actions
+from jaxrl_fast.training.collecting import policy_at, stored_steps
 
 SPEC = line(discrete=False).spec
 SMALL: dict[str, Any] = dict(batch_size=8, policy_hidden=(8,))
@@ -124,6 +126,33 @@ def test_collected_episodes_are_whole_and_of_the_policy(env: Any) -> None:
     again = jf.collect_episodes(policy, env, episodes=70, seed=1)
     np.testing.assert_array_equal(again.obs[""], dataset.obs[""])
     assert not np.array_equal(jf.collect_episodes(policy, env, episodes=70, seed=2).obs[""][:9], dataset.obs[""][:9])
+
+
+def test_actions_sampled_on_the_host_have_new_noise_in_each_step() -> None:
+    options: dict[str, Any] = dict(policy_hidden=(8,), value_hidden=(8,), normalize_observations=False)
+    algorithm = jf.ppo(rollout_length=8, num_minibatches=2, **options)
+    policy = jf.learn(line(discrete=False), algorithm, total_steps=32, eval_every=0, tell=quiet).policy
+    constant = policy._replace(params=jax.tree.map(jnp.zeros_like, policy.params))  # the same distribution everywhere
+    dataset = jf.collect_episodes(with_sampled_actions(constant, algorithm), host_line(discrete=False), episodes=4)
+    assert len(np.unique(dataset.action)) == len(dataset.action)
+
+
+def test_the_replay_of_a_run_with_data_is_what_the_run_sampled(tmp_path: Path) -> None:
+    env = line(discrete=False)
+    options: dict[str, Any] = dict(data=dataset_of([5] * 20), online_steps=40, eval_every=0, tell=quiet)
+    jf.learn(env, LEARNERS["iql"](), total_steps=80, run_dir=tmp_path, **options)
+    found = stored_steps(tmp_path / "checkpoints" / "80", env.spec)
+    assert len(found.action) == 40
+    np.testing.assert_allclose(found.obs[""][:, 1], 5 + 2 * found.obs[""][:, 0], rtol=1e-5)  # as in the environment
+
+
+def test_a_checkpoints_policy_acts_as_the_run_did_then(tmp_path: Path) -> None:
+    """Also of an algorithm that is not one of this package."""
+    own = LEARNERS["sac"](warmup_steps=8)._replace(name="my_package.make")
+    result = jf.learn(line(discrete=False), own, total_steps=80, eval_every=0, tell=quiet, run_dir=tmp_path)
+    other = result.policy._replace(params=jax.tree.map(jnp.zeros_like, result.policy.params))
+    found, obs = policy_at(tmp_path / "checkpoints" / "80", other, own), jnp.array([[0.3, 5.6], [-0.2, 4.6]])
+    np.testing.assert_array_equal(found(obs), result.policy(obs))
 
 
 def recorded_of(lengths: list[int], *, online: bool, offline_steps: int = 8) -> Recorded:
@@ -286,6 +315,11 @@ REFUSED = {
     "prioritized": (lambda: jf.sac(priority_exponent=0.6), {"data": [5] * 9}, "does not support prioritized"),
     "too long": (lambda: jf.iql(), {"data": [5] * 9, "online_steps": 999}, "online_steps=999 are the last of"),
     "no data": (lambda: jf.iql(), {"online_steps": 8}, "add data="),
+    "next actions": (
+        lambda: jf.td3_bc(critic_penalty=0.1, n_step=3),
+        {"data": [5] * 9},
+        "data has the next action only",
+    ),
     "too little": (lambda: jf.iql(), {"data": [1]}, "data of 1 steps are too few"),
 }
 

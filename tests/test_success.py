@@ -52,7 +52,7 @@ def world() -> Env:
 def until(goal: float) -> Callable[..., Any]:
     """Build a policy that moves to the right until it reaches ``goal``."""
 
-    def act(params, carry, obs, first, key):
+    def act(params, carry, obs, first, key, step=0):
         return (obs[:, 0] < goal).astype(int), carry
 
     return act

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Actions, Box, EnvSpec, Metrics, Number, PyTree
-from jaxrl_fast.learning.acting import unit_policy
+from jaxrl_fast.learning.acting import policy_of, unit_policy
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
+    Decide,
     GradientResult,
     Learned,
     Part,
@@ -19,7 +20,7 @@ from jaxrl_fast.learning.algorithm import (
     off_policy_sizes,
     over_replay,
 )
-from jaxrl_fast.learning.critics import greedy_decide, imitation_loss, learned_obs
+from jaxrl_fast.learning.critics import imitation_loss, learned_obs
 from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
@@ -129,6 +130,25 @@ def bc(
         )
 
     return Algorithm("bc", hyper, options, build, sizes, needs_data=True)
+
+
+def greedy_decide(space: Actions) -> Decide:
+    """Return action selection of the part ``actor`` that never explores.
+
+    Args:
+        space: Action space.
+
+    Returns:
+        The `Decide` function.
+    """
+
+    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+        if isinstance(space, Box):
+            return distributions.from_unit(space, unit_policy(outputs["actor"])), state, {}
+        dist = policy_of(space, outputs["actor"], obs)
+        return distributions.to_action(space, distributions.mode(dist), dist), state, {}
+
+    return decide
 
 
 def actor_part(space: Actions, policy: Network, data: Replay, optimizer: OptimizerName) -> Part:

@@ -25,7 +25,7 @@ from jaxrl_fast.learning.critics import policy_and_critics
 from jaxrl_fast.learning.data import NEXT_ACTION
 from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Precision, Torso
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import FROM_0, OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers
+from jaxrl_fast.numerics.optimizers import FROM_0, OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, is_set
 
 
 class Td3BcHyper(NamedTuple):
@@ -164,6 +164,8 @@ def td3_bc(
         box = require_actions("td3_bc", spec, (Box,), "bc")
         check_optimizer(optimizer, weight_decay)
         require_positive(policy_delay=policy_delay)
+        if n_step > 1 and is_set(critic_penalty):
+            raise ValueError(f"n_step={n_step}: data has the next action only: write n_step=1, or critic_penalty=0")
         updates, warmup = sizes(num_envs).values()
         data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in, keep=(NEXT_ACTION,))
         policy, q = policy_and_critics(

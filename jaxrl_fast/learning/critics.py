@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Actions, Box, PyTree, stable_hash
-from jaxrl_fast.learning.acting import policy_of, unit_policy
+from jaxrl_fast.learning.acting import policy_of
 from jaxrl_fast.learning.algorithm import (
-    Decide,
     Prioritize,
     Replay,
     ReplayBatch,
@@ -458,22 +457,3 @@ def imitation_loss(space: Actions, decided: jax.Array, obs: PyTree, action: jax.
         distance = distributions.to_unit(space, decided) - distributions.to_unit(space, action)
         return jnp.mean(jnp.square(distance), axis=-1)
     return -distributions.log_prob(policy_of(space, decided, obs), action)
-
-
-def greedy_decide(space: Actions) -> Decide:
-    """Return action selection of the part ``actor`` that never explores.
-
-    Args:
-        space: Action space.
-
-    Returns:
-        The `Decide` function.
-    """
-
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-        if isinstance(space, Box):
-            return distributions.from_unit(space, unit_policy(outputs["actor"])), state, {}
-        dist = policy_of(space, outputs["actor"], obs)
-        return distributions.to_action(space, distributions.mode(dist), dist), state, {}
-
-    return decide

@@ -329,33 +329,44 @@ def sampling_later(
     Returns:
         The fragment.
     """
-    host = env if isinstance(env, HostEnv) else None
-    seeds = () if host is None or host.num_seeds == 1 or not online else (host.num_seeds,)
-    make: Any = np.zeros if seeds or (host is not None and online) else jnp.zeros
+    if isinstance(env, HostEnv):
+        return _sampling_later_on_host(fragment, env, shapes, ticks, online=online)
+    sample: Callable[..., tuple] = fragment.step
 
-    def nothing(metrics: Any) -> tuple[Channels, Any]:
-        rollout = jax.tree.map(lambda s: make((*seeds, *s.shape), s.dtype), shapes)
-        return {"rollout": rollout}, {**metrics, "nonfinite_step": metrics["nonfinite_step"] * 0 - 1}
-
-    def on_host(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: Any) -> tuple:
-        assert host is not None
-        if int(turn) < ticks:
-            return private, *nothing(no_steps(host, seeds))
-        return fragment.step(private, inputs, hyper, key)  # type: ignore[call-arg]  # it does not count
-
-    def compiled(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
-        step: Callable[..., tuple] = fragment.step
-        if host is not None:
-            return private, *nothing(jax.tree.map(jnp.asarray, no_steps(host, ())))
-        measured = jax.eval_shape(step, private, inputs, hyper, key)[2]
+    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        measured = jax.eval_shape(sample, private, inputs, hyper, key)[2]
 
         def rest() -> tuple:
-            return private, *nothing(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), measured))
+            metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), measured)
+            return private, {"rollout": _zeros(shapes, jnp)}, {**metrics, "nonfinite_step": jnp.int32(-1)}
 
-        return jax.lax.cond(turn < ticks, rest, lambda: step(private, inputs, hyper, key)) if online else rest()
+        return jax.lax.cond(turn < ticks, rest, lambda: sample(private, inputs, hyper, key)) if online else rest()
 
-    steps_on_host = fragment.host and online
-    return fragment._replace(step=on_host if steps_on_host else compiled, counts=True, host=steps_on_host)
+    return fragment._replace(step=step, counts=True)
+
+
+def _zeros(shapes: Transition, xp: Any, seeds: tuple[int, ...] = ()) -> Transition:
+    return jax.tree.map(lambda s: xp.zeros((*seeds, *s.shape), s.dtype), shapes)
+
+
+def _sampling_later_on_host(
+    fragment: Fragment, env: HostEnv, shapes: Transition, ticks: int, *, online: bool
+) -> Fragment:
+    """As `sampling_later`; a run that never samples needs no fragment on the host."""
+    sample: Callable[..., tuple] = fragment.step
+
+    def never(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        return private, {"rollout": _zeros(shapes, jnp)}, jax.tree.map(jnp.asarray, no_steps(env, ()))
+
+    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: Any) -> tuple:
+        if int(turn) >= ticks:
+            return sample(private, inputs, hyper, key)
+        seeds = (env.num_seeds,) if env.num_seeds > 1 else ()
+        return private, {"rollout": _zeros(shapes, np, seeds)}, no_steps(env, seeds)
+
+    if online:
+        return fragment._replace(step=step, counts=True)
+    return fragment._replace(step=never, host=False)
 
 
 def merging_later(fragment: Fragment, agent: BoundAgent, steps: Transition, ticks: int) -> Fragment:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition
 from jaxrl_fast.envs.env import VecEnv, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.datasets import Dataset, episodes_in, join, made_here, named_leaves
+from jaxrl_fast.learning.host_sampling import HostRecord, as_rollout
 from jaxrl_fast.learning.rollout import SamplerState, start, unroll
 from jaxrl_fast.policy.policies import Policy, PolicyParams, built_again, by_name, from_names
 from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
-from jaxrl_fast.training.episodes import evaluation_limit, host_seed, tell_limit
+from jaxrl_fast.training.episodes import act_by_step, evaluation_limit, host_seed, steps_on_host, tell_limit
 
 MAX_ENVS, MAX_HOST_ENVS = 64, 16
 """Most environments that play episodes at the same time, compiled and on the host."""
@@ -93,30 +96,26 @@ def _compiled_rounds(policy: Policy, env: VecEnv, key: jax.Array, episodes: int,
 
 def _host_rounds(policy: Policy, env: HostEnv, key: jax.Array, episodes: int, limit: int) -> Iterator[Transition]:
     """Yield steps ``[T, E, ...]`` with at least an episode of each environment."""
-    act, num_envs = jax.jit(policy.act_arrays), min(episodes, MAX_HOST_ENVS)
+    act, num_envs = act_by_step(policy), min(episodes, MAX_HOST_ENVS)
     with closing(env.another(num_envs)) as own:
         for number in range(-(-episodes // num_envs)):
-            round_key = jax.random.fold_in(key, number)
-            obs, carry = own.reset(host_seed(round_key)), policy.initial_carry(num_envs)
-            first, parts, finished = np.ones(num_envs, bool), list[Transition](), np.zeros(num_envs, bool)
-            while not finished.all() and len(parts) < limit:
-                action, carry = act(policy.params, carry, obs, first, jax.random.fold_in(round_key, len(parts)))
-                own.send(np.asarray(action), 0)
-                step = own.recv(0)
-                outcome = step.reward, step.next_obs, step.terminated, step.truncated
-                now = Transition(obs, np.asarray(action), *outcome, first, Extras({}, {}))  # type: ignore[arg-type]
-                parts.append(jax.tree.map(lambda x: np.asarray(x)[None], now))
-                obs, first = step.obs, step.terminated | step.truncated
-                finished |= first
-            yield _joined(parts)
+            seed = host_seed(jax.random.fold_in(key, number))
+            records, finished = list[HostRecord](), np.zeros(num_envs, bool)
+            for record in islice(steps_on_host(act, policy.initial_carry, own, policy.params, seed), limit):
+                records.append(record)
+                finished |= record.step.terminated | record.step.truncated
+                if finished.all():
+                    break
+            yield as_rollout(jax.tree.map(lambda *steps: np.stack(steps), *records), Extras({}, {}))[0]
 
 
-def policy_at(path: Path, policy: Policy) -> Policy:
+def policy_at(path: Path, policy: Policy, algorithm: Algorithm) -> Policy:
     """Return the policy of a checkpoint, of the first seed.
 
     Args:
         path: Checkpoint.
         policy: Another policy of the same run.
+        algorithm: Algorithm of the run.
 
     Returns:
         The policy.
@@ -126,7 +125,7 @@ def policy_at(path: Path, policy: Policy) -> Policy:
     """
     description = checkpoints.read_description(path)
     arrays = checkpoints.read_arrays(description)
-    agent, _ = built_again(policy.spec, policy.made_by)
+    agent, _ = built_again(policy.spec, policy.made_by, algorithm)
     leaves = {}
     for name, wanted in by_name(policy.params).items():
         kind, *rest = name.split("/")
@@ -161,6 +160,7 @@ def stored_steps(path: Path, spec: EnvSpec) -> Dataset:
         raise CheckpointError(f"checkpoint {path} has no replay buffer: leave replay=true out")
     arrays = checkpoints.read_arrays(description)
     rewards = [name for name in arrays if name.startswith("private.experience.") and name.endswith("data.reward")]
+    rewards = [name for name in rewards if ".recorded." not in name]  # of a run with data, the steps that it sampled
     if len(rewards) != 1:
         raise CheckpointError(f"checkpoint {path} stores images only once: leave replay=true out")
     prefix = rewards[0].removesuffix("data.reward")

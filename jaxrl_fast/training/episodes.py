@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from itertools import islice
+from itertools import count, islice
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from jaxrl_fast.envs.episode_metrics import by_metric, values_of
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.host_sampling import HostRecord
 from jaxrl_fast.learning.io_callback_env import as_one_group
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, with_sampled_actions
 from jaxrl_fast.runtime import hosts
@@ -248,13 +249,29 @@ def interquartile_mean(samples: np.ndarray) -> float:
     return float(np.sort(samples)[cut : len(samples) - cut].mean())
 
 
+def act_by_step(policy: Policy) -> Callable[..., Any]:
+    """Compile a policy's action selection with a separate random key for each step.
+
+    Args:
+        policy: Policy.
+
+    Returns:
+        ``(params, carry, obs, first, key, step) -> (actions, carry)``, where ``step`` counts from 0.
+    """
+
+    def act(params: PyTree, carry: PyTree, obs: PyTree, first: Any, key: jax.Array, step: int) -> tuple:
+        return policy.act_arrays(params, carry, obs, first, jax.random.fold_in(key, step))
+
+    return jax.jit(act)
+
+
 def steps_on_host(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
-) -> Iterator[HostStep]:
+) -> Iterator[HostRecord]:
     """Start an episode in every host environment, and iterate over the policy's steps without end.
 
     Args:
-        act: `Policy.act_arrays`, compiled for speed.
+        act: Result of `act_by_step`.
         initial_carry: `Policy.initial_carry`.
         env: Host environment with one group.
         params: Parameters of the policy.
@@ -268,13 +285,13 @@ def steps_on_host(
 
 def _steps_from(
     obs: Any, act: Callable[..., Any], carry: PyTree, env: HostEnv, params: PyTree, key: jax.Array
-) -> Iterator[HostStep]:
+) -> Iterator[HostRecord]:
     first = np.ones(env.num_envs, bool)
-    while True:
-        action, carry = act(params, carry, obs, first, key)
+    for number in count():
+        action, carry = act(params, carry, obs, first, key, number)
         env.send(np.asarray(action), 0)
         step = env.recv(0)
-        yield step
+        yield HostRecord(obs, first, np.asarray(action), step)
         obs, first = step.obs, step.terminated | step.truncated
 
 
@@ -284,7 +301,7 @@ def play_on_host(
     """Play the first episode of every host environment, as `play`.
 
     Args:
-        act: `Policy.act_arrays`, compiled for speed.
+        act: Result of `act_by_step`.
         initial_carry: `Policy.initial_carry`.
         env: Host environment with one group.
         params: Parameters of the policy.
@@ -299,7 +316,7 @@ def play_on_host(
     agents = None if env.agents is None else np.zeros_like(env.agents())
     metrics = np.full((n, len(env.spec.metrics)), np.nan, np.float32)
     limit = evaluation_limit(env.spec.max_episode_steps)
-    for step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
+    for *_, step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
         totals = jax.tree.map(partial(np.where, finished), totals, own)
         metrics = np.where(finished[:, None], metrics, step.metrics) if env.spec.metrics else metrics
@@ -335,7 +352,7 @@ class HostEvaluation:
     """
 
     def __init__(self, policy: Policy, env: HostEnv, episodes: int, *, share: bool = False) -> None:
-        self.act, self.initial_carry = jax.jit(policy.act_arrays), policy.initial_carry
+        self.act, self.initial_carry = act_by_step(policy), policy.initial_carry
         self.env, self.episodes, self.share = env, episodes, share
         self.made: HostEnv | None = None
         self.stopped = False

@@ -24,7 +24,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.envs.env import Env, Geom, Motion, Scene
 from jaxrl_fast.policy.policies import Policy
-from jaxrl_fast.training.episodes import host_seed, steps_on_host
+from jaxrl_fast.training.episodes import act_by_step, host_seed, steps_on_host
 from jaxrl_fast.views.viewer import Watched, check_finite, watch, watch_bodies
 
 SUFFIXES = (".gif", ".mp4", ".html")
@@ -389,11 +389,11 @@ def _shot(watched: Watched, step: int, picture: np.ndarray) -> Shot:
 
 def _shoot_on_host(film: "FilmedHost") -> Shoot:
     def shoot(policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
-        act = jax.jit(policy.act_arrays)
+        act = act_by_step(policy)
         host = host_seed(jax.random.key(seed))
         steps = steps_on_host(act, policy.initial_carry, film.env, policy.params, host)
         yield Shot(_picture(film, width), 0, 0.0, "")
-        for number, step in zip(range(1, max_steps + 1), steps, strict=False):
+        for number, (*_, step) in zip(range(1, max_steps + 1), steps, strict=False):
             end = "terminated" if step.terminated[0] else "truncated" if step.truncated[0] else ""
             end = end or ("cut" if number == max_steps else "")
             if end or number % every == 0:
