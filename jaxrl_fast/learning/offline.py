@@ -226,15 +226,14 @@ def recorded_buffer(steps: Transition, like: Buffer, window: Window) -> Buffer:
             f"{(window.length + window.stride) * shards}"
         )
     rows = (np.arange(shards * slots) % total).reshape(shards, slots)
-    at_end, at_start = np.arange(slots) == slots - 1, np.arange(slots) == 0
+    at_start = np.arange(slots) == 0
 
     def lanes() -> Transition:
         data = jax.tree.map(lambda x: np.ascontiguousarray(x[rows][:, :, None]), steps)
-        cut = data.truncated | (at_end[None, :, None] & ~data.terminated)
         decision = {name: data.extras.decision[name] for name in window.keep}
         extras: Any = Extras(decision, {}) if decision else ()
         first: Any = data.first | at_start[None, :, None] if window.memory else ()
-        return data._replace(truncated=cut, first=first, extras=extras)
+        return data._replace(first=first, extras=extras)
 
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((shards, slots, 1, *x.shape[1:]), x.dtype),
