@@ -13,6 +13,7 @@
 #   make gpu EXTRA=cuda13                       measure everything on a GPU or TPU (a quarter of an hour; run nothing beside it)
 #   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
 #   make test-targets                           what programs cost there has not grown (minutes)
+#   make suites                                 the environments of all suites that install together, and their tests
 #   make docs                                   the site, in build/site/html/index.html; a warning is an error
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
@@ -27,6 +28,7 @@ ARGS ?= env=halfcheetah
 TESTS ?= tests
 PARTS := third_party api graph chain placement explain hlo agents traffic_junction ppo sac dqn td3 pqn impala sac_discrete flash_sac prioritized learners between_chunks old_policies losses returns buffers networks \
 	distributions pool from_gymnasium cli config train custom_env signals checkpointing packaging ci
+SUITE_TESTS := tests/test_suites.py tests/test_envs_jaxmarl.py tests/test_envs_jumanji.py
 WORKERS ?= 2
 EXTRA ?=
 ROWS ?=
@@ -45,6 +47,7 @@ PEERS_PYTHON ?= python3.11
 TARGETS ?= .venv-targets
 TARGETS_PYTHON ?= python3.11
 DOCS ?= .venv-docs
+SUITES ?= .venv-suites
 VENV ?= .venv
 
 # The first Python that really runs (a version manager's stand-in may not), is 3.11 to 3.13 and can make environments.
@@ -57,7 +60,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-long test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
+.PHONY: setup train test test-long test-part suites test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
 
 setup: $(STAMP)
 
@@ -80,6 +83,10 @@ test-long: $(STAMP)
 
 test-targets: $(STAMP)
 	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -rs -n $(WORKERS) tests/targets/check_programs.py
+
+# In a separate environment, since the suites bring two hundred packages.
+suites:
+	@$(MAKE) --no-print-directory test VENV=$(SUITES) EXTRA=suites WORKERS=1 TESTS="$(SUITE_TESTS)"
 
 test-part: TESTS := $(PARTS:%=tests/test_%.py)
 test-part: test

@@ -1,5 +1,6 @@
 """Environments by name. An adapter and its library are imported only when one of its environments is made."""
 
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,13 @@ EXAMPLE_IDS = {
     "atari": "Pong",
     "jaxmarl": "MPE_simple_spread_v3",
     "jumanji": "LevelBasedForaging",
+    "playground": "CheetahRun",
+    "craftax": "Craftax-Classic-Symbolic-v1",
+    "xminigrid": "MiniGrid-Empty-8x8",
+    "pgx": "minatar-breakout",
+    "octax": "pong",
+    "jaxtari": "pong",
+    "navix": "Navix-Empty-8x8-v0",
     "pettingzoo": "mpe2/simple_spread_v3",
     "traffic": "TrafficJunction4-v0",
     "probe": "value",
@@ -81,9 +89,17 @@ HOST_SUITES = {
 """Suites stepped on the host -> (adapter module, function that makes a vectorized one, function that makes one to
 draw).
 """
-EXTRAS = ("jaxmarl", "jumanji")
+EXTRAS = ("jaxmarl", "jumanji", "playground", "craftax", "xminigrid", "pgx", "octax", "jaxtari", "navix")
 """Suites whose package is an optional extra of jaxrl_fast."""
-OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari"}
+NEEDS_PYTHON = {"navix": (3, 12)}
+"""Oldest Python of a suite's package, where it is not jaxrl_fast's."""
+REFUSED_SUITES = {
+    "kinetix": "it needs JAX 0.9 or earlier",
+    "popgym_arcade": "it replaces the package gymnax by another version",
+}
+"""Suites that do not install next to jaxrl_fast, and why."""
+OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari", "playground", "craftax", "xminigrid", "pgx", "octax", "jaxtari"}
+OF_ONE_AGENT |= {"navix"}
 """Suites whose environments take no ``num_agents``."""
 OF_SEVERAL_AGENTS = {"jaxmarl", "jumanji", "pettingzoo", "traffic"}
 FRAME_STACK = {"atari": 4}
@@ -198,6 +214,9 @@ def makers(name: str, options: dict[str, Any]) -> list[Any]:
 
 
 def _missing(name: str, suite: str, error: ModuleNotFoundError) -> ValueError:
+    oldest = NEEDS_PYTHON.get(suite, (3, 0))
+    if sys.version_info < oldest:
+        return ValueError(f"env={name} needs Python {oldest[0]}.{oldest[1]} or later: make an environment with it")
     needed = f"'jaxrl_fast[{suite}]'" if suite in EXTRAS else error.name
     return ValueError(f"env={name} needs the package '{error.name}': pip install {needed}")
 
@@ -309,6 +328,8 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if not options.get("make"):
             raise ValueError("env=custom needs env.make, for example env.make=my_package.make")
         return name, options
+    if name in REFUSED_SUITES:
+        raise ValueError(f"env={name} is not supported: {REFUSED_SUITES[name]}")
     if name not in EXAMPLE_IDS:
         raise ValueError(f"unknown environment '{name}'; {_nearest(name, [*SHORT_NAMES, *EXAMPLE_IDS, 'custom'])}")
     if not options.get("id"):

@@ -10,8 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_fast.core import PyTree
+from jaxrl_fast.core import Actions, Box, Discrete, MultiDiscrete, PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,6 +66,46 @@ def like(tree: PyTree, before: PyTree) -> PyTree:
         The cast pytree.
     """
     return jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), tree, before)
+
+
+def actions_of(space: Any, name: str) -> Actions:
+    """Convert an action space in the style of gymnax, whose classes other libraries copy, by its attributes.
+
+    Args:
+        space: Space with ``n``, with ``num_categories``, or with ``low``, ``high`` and ``shape``.
+        name: Name of the environment in error messages.
+
+    Returns:
+        The action space.
+
+    Raises:
+        ValueError: The space is of another kind or unbounded.
+    """
+    return Discrete(int(space.n)) if is_discrete(space) else _other_actions(space, name)
+
+
+def _other_actions(space: Any, name: str) -> Actions:
+    sizes = getattr(space, "num_categories", None)
+    if sizes is not None and np.ndim(sizes) == 1:
+        return MultiDiscrete(tuple(int(size) for size in sizes))
+    if not all(hasattr(space, bound) for bound in ("low", "high", "shape")):
+        raise ValueError(f"{name} has actions of kind {type(space).__name__}; Discrete and Box are supported")
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(f"{name} has unbounded actions; write an environment with finite bounds")
+    return Box(low, high)
+
+
+def is_discrete(space: Any) -> bool:
+    """Check whether a space in the style of gymnax holds one whole number.
+
+    Args:
+        space: Space of any library.
+
+    Returns:
+        Whether it has a number of elements, ``n``, and no axes.
+    """
+    return isinstance(getattr(space, "n", None), int | np.integer) and not getattr(space, "shape", ())
 
 
 def layers_of(env: Any) -> list[tuple[Any, str]]:

@@ -7,6 +7,7 @@ Every `VecEnv` guarantees, and tests check, that
 * an episode that spans two rollouts is counted once.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,7 +31,13 @@ from jaxrl_fast.core import (
 from jaxrl_fast.envs.episode_metrics import add_metrics, check_names, metric_sums, no_metrics, values_of
 
 FRESH_INTERVAL = 8
-"""Largest number of steps that share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
+"""Largest number of steps that share one row of the bank of initial states (see `VecEnv.draw_fresh`), unless an
+environment declares `Env.steps_per_reset`.
+"""
+NUM_GROUPS = 2
+"""Groups of environments that share initial states where resets cost more than steps, so that two devices need no
+communication for them; more devices do. The number does not depend on the devices, since results must not.
+"""
 
 
 def no_params(key: jax.Array) -> tuple[()]:
@@ -151,6 +158,8 @@ class Env(NamedTuple):
         success: ``(state) -> bool``, whether a state is a success, such as a reached goal. An episode is a success if
             its last state is. None without such a criterion.
         bodies: How MuJoCo's renderer and the page of an episode draw states, or None. It precedes ``draw``.
+        steps_per_reset: Number of steps for which one draw of initial states serves, where a reset costs more than a
+            step; episodes may be shorter. None for as many as `FRESH_INTERVAL` and ``shortest_episode`` allow.
     """
 
     spec: EnvSpec
@@ -162,6 +171,11 @@ class Env(NamedTuple):
     draw: Draw | None = None
     success: Callable[[PyTree], jax.Array] | None = None
     bodies: Bodies | None = None
+    steps_per_reset: int | None = None
+
+
+Index = jax.Array | int
+"""Index of a step in a bank of initial states."""
 
 
 class VecState(NamedTuple):
@@ -215,7 +229,8 @@ class VecEnv(NamedTuple):
         reset: ``(key) -> (state, obs [E, ...])``, starts an episode in every environment.
         draw_fresh: ``(key, num_steps) -> bank``, samples rows of ``E`` initial states and observations for the resets
             of the next steps, outside any scan. A row serves `FRESH_INTERVAL` steps, or fewer if ``shortest_episode``
-            is smaller, so that no environment starts twice from the same state and no step pays for a reset.
+            is smaller, so that no environment starts twice from the same state and no step pays for a reset. A row of
+            `Env.steps_per_reset` steps is passed on from environment to environment, with the same result.
         step: ``(state, action [E, ...], key, bank, t) -> (state, Timestep [E, ...])``, takes one step in every
             environment and resets those whose episode ended. ``bank`` is the result of ``draw_fresh``, ``t`` the step's
             index in it.
@@ -229,7 +244,7 @@ class VecEnv(NamedTuple):
     num_envs: int
     reset: Callable[[jax.Array], tuple[VecState, PyTree]]
     draw_fresh: Callable[[jax.Array, int], PyTree]
-    step: Callable[[VecState, jax.Array, jax.Array, PyTree, jax.Array | int], tuple[VecState, Timestep]]
+    step: Callable[[VecState, jax.Array, jax.Array, PyTree, Index], tuple[VecState, Timestep]]
     env: Env | None = None
     sums: Callable[[jax.Array, EpisodeTotals], Metrics] = sum_episodes
     made: Made | None = None
@@ -257,7 +272,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         if not (is_count(steps) or (steps is None and what == "max_episode_steps")):
             raise ValueError(f"{env.spec.name}: {what}={steps!r}: {A_COUNT}")
     add_step, sums = _counting(env.spec) if env.spec.metrics or reward_shape(env.spec) else (_with_step, sum_episodes)
-    fresh_interval = max(1, min(FRESH_INTERVAL, env.shortest_episode, limit or FRESH_INTERVAL))
+    interval = max(1, min(FRESH_INTERVAL, env.shortest_episode, limit or FRESH_INTERVAL))
 
     def reset_one(key: jax.Array) -> tuple[PyTree, PyTree]:
         params_key, reset_key = jax.random.split(key)
@@ -268,12 +283,10 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         return VecState(env_state, no_totals(env.spec, num_envs)), obs
 
     def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
-        rows = -(-num_steps // fresh_interval)
+        rows = -(-num_steps // interval)
         return over_two_axes(reset_one, jax.random.split(key, (rows, num_envs)))
 
-    def step(
-        state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array | int
-    ) -> tuple[VecState, Timestep]:
+    def step(state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: Index) -> tuple[VecState, Timestep]:
         env_state, timestep = jax.vmap(env.step)(state.env_state, action, jax.random.split(key, num_envs))
         reward = timestep.reward.astype(jnp.float32)
         episode = add_step(state.episode, reward, timestep.metrics)
@@ -282,13 +295,41 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
             truncated |= episode.length >= limit
         truncated &= ~terminated
         done = terminated | truncated
-        fresh = jax.tree.map(lambda rows: rows[t // fresh_interval], bank)
         success = () if env.success is None else jax.vmap(env.success)(env_state).astype(bool)
+        fresh = jax.tree.map(lambda rows: rows[t // interval], bank)
         env_state, obs = select(done, fresh, (env_state, timestep.next_obs))
         running, totals = select(done, no_totals(env.spec, num_envs), episode), episode._replace(success=success)
         return VecState(env_state, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, totals)
 
-    return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env, sums)
+    made = VecEnv(env.spec, num_envs, reset, draw_fresh, step, env, sums)
+    return made if env.steps_per_reset is None else _sharing(made, env, interval)
+
+
+def _sharing(vec: VecEnv, env: Env, row_steps: int) -> VecEnv:
+    """Draw initial states only once in `Env.steps_per_reset` steps, or as often as needed for the rule of `draw_fresh`.
+
+    Between two steps that may both start an episode, a row moves on by one environment, within `NUM_GROUPS`.
+    """
+    if not is_count(env.steps_per_reset):
+        raise ValueError(f"{env.spec.name}: steps_per_reset={env.steps_per_reset!r}: {A_COUNT}")
+    groups = math.gcd(NUM_GROUPS, vec.num_envs)
+    size, lap = vec.num_envs // groups, min(env.shortest_episode, env.spec.max_episode_steps or env.shortest_episode)
+    interval = min(env.steps_per_reset or 1, lap * size)
+
+    def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
+        return vec.draw_fresh(key, -(-num_steps // interval) * row_steps)
+
+    def step(state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: Index) -> tuple[VecState, Timestep]:
+        taken = (jnp.arange(size) + t % interval // lap) % size
+
+        def moved(rows: jax.Array) -> jax.Array:
+            row = rows[t // interval]
+            grouped = row.reshape(groups, size, *row.shape[1:])
+            return jnp.take(grouped, taken, axis=1).reshape(1, *row.shape)
+
+        return vec.step(state, action, key, jax.tree.map(moved, bank), 0)
+
+    return vec._replace(draw_fresh=draw_fresh, step=step)
 
 
 A_COUNT = "write a whole number of at least 1 that 32 bits hold (2,147,483,647)"

@@ -280,8 +280,13 @@ LIBRARIES = ("brax", "mujoco_playground")
 EPISODE = "EpisodeWrapper"
 DROPPED = ("VmapWrapper", "AutoResetWrapper", "BraxAutoResetWrapper", "EvalWrapper")
 """Wrappers of these libraries that do what `vectorize` and evaluation do."""
-SAMPLED = {"DomainRandomizationVmapWrapper": "_sys_v", "BraxDomainRandomizationVmapWrapper": "_mjx_model_v"}
-"""Wrappers with domain randomization -> their attribute with the models of all environments."""
+SAMPLED = {
+    "DomainRandomizationVmapWrapper": ("_sys_v", "sys"),
+    "BraxDomainRandomizationVmapWrapper": ("_mjx_model_v", "_mjx_model"),
+}
+"""Wrappers with domain randomization -> their attribute with the models of all environments, the environment's with
+its model.
+"""
 KNOWN = (EPISODE, *DROPPED, *SAMPLED)
 MARKS = ("first_obs", "first_pipeline_state", "first_state", "first_data")
 """Ends of the names in ``state.info`` with which a wrapper resets the environment."""
@@ -317,7 +322,8 @@ def unwrapped(env: Any, name: str, episode_length: int | None = None) -> tuple[A
             length = (episode_length or limit) * layer.action_repeat
             inner = changed(around(layer, held, inner, name), episode_length=length)
         elif kind in SAMPLED:
-            inner = _OneModel(inner, SAMPLED[kind], layer)
+            models, attribute = SAMPLED[kind]
+            inner = OneModel(inner, attribute, getattr(layer, models), layer._in_axes)
         elif kind not in DROPPED:
             inner = around(layer, held, inner, name)
     if layers:
@@ -353,13 +359,19 @@ def _check_single(env: Any, what: str) -> None:
         raise ValueError(f"{what} resets the environment (state.info has '{mark}'): {INSTEAD}")
 
 
-class _OneModel(Delegating):
-    """An environment whose episodes each have one of the models of a wrapper with domain randomization."""
+class OneModel(Delegating):
+    """An environment whose episodes each have one of several models (domain randomization).
 
-    def __init__(self, env: Any, attribute: str, wrapper: Any) -> None:
+    Attributes:
+        env: Environment of brax or MuJoCo Playground.
+        attribute: Its attribute with the model.
+        models: Models, leaves that vary ``[..., N, ...]``.
+        axes: The axis of the models for each leaf, or None where it does not vary.
+    """
+
+    def __init__(self, env: Any, attribute: str, models: Any, axes: Any) -> None:
         super().__init__(env)
-        self.models, self.axes = getattr(wrapper, attribute), wrapper._in_axes
-        self.attribute = "sys" if attribute == "_sys_v" else "_mjx_model"
+        self.attribute, self.models, self.axes = attribute, models, axes
 
     def reset(self, rng: jax.Array) -> Any:
         """Start an episode with one of the models, all equally probable."""

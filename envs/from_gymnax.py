@@ -9,12 +9,20 @@ from typing import Any, NamedTuple
 import gymnax
 import jax
 import jax.numpy as jnp
-import numpy as np
-from gymnax.environments import spaces
 
-from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.core import EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs import drawings
-from jaxrl_fast.envs.adapter_utils import Delegating, around, import_later, layers_of, like, relaxed, settled
+from jaxrl_fast.envs.adapter_utils import (
+    Delegating,
+    actions_of,
+    around,
+    import_later,
+    is_discrete,
+    layers_of,
+    like,
+    relaxed,
+    settled,
+)
 from jaxrl_fast.envs.env import A_COUNT, FRESH_INTERVAL, Env, SampleParams, is_count, no_params
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
@@ -99,10 +107,10 @@ def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParam
     """
     default = env.default_params if params is None else params
     reset_one, step_one, is_truncated = relaxed(env.reset_env), relaxed(env.step_env), _truncation(env)
-    obs_space = env.observation_space(default)
+    is_number = is_discrete(obs_space := env.observation_space(default))
 
     def observed(obs: PyTree) -> PyTree:
-        if isinstance(obs_space, spaces.Discrete):
+        if is_number:
             return jax.nn.one_hot(obs, obs_space.n, dtype=jnp.float32)
         return settled(obs)
 
@@ -121,7 +129,7 @@ def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParam
 
     obs = jax.eval_shape(lambda key: reset(key, sample_params(key))[1], jax.random.key(0))
     limit = getattr(default, "max_steps_in_episode", None)
-    spec = EnvSpec(name, obs, _action_space(name, env.action_space(default)), None if limit is None else int(limit))
+    spec = EnvSpec(name, obs, actions_of(env.action_space(default), name), None if limit is None else int(limit))
     return Env(spec, reset, step, sample_params)
 
 
@@ -298,15 +306,3 @@ def _truncation(env: Any) -> Callable[[PyTree, PyTree], jax.Array]:
         return lambda state, params: jnp.zeros((), bool)
     is_truncated = relaxed(env.is_truncated)
     return lambda state, params: jnp.asarray(is_truncated(state, params), bool).reshape(())
-
-
-def _action_space(name: str, space: Any) -> Discrete | Box:
-    if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n))
-    if not isinstance(space, spaces.Box):
-        raise ValueError(f"{name} has actions of kind {type(space).__name__}; Discrete and Box are supported")
-    low = np.broadcast_to(np.asarray(space.low, np.float32), space.shape)
-    high = np.broadcast_to(np.asarray(space.high, np.float32), space.shape)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ValueError(f"{name} has unbounded actions; write an environment with finite bounds")
-    return Box(low, high)

@@ -1,23 +1,27 @@
-"""Adapter of Jumanji's multi-agent environments. The only file that imports jumanji.
+"""Adapter of Jumanji's environments. The only file that imports jumanji.
 
 Source: https://github.com/instadeepai/jumanji, 1.1. Jumanji's time limit terminates an episode; here it never
 applies, and `vectorize` truncates instead.
 """
 
 import inspect
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jumanji
+import numpy as np
 from jumanji.environments import LevelBasedForaging, RobotWarehouse
 from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
 from jumanji.environments.routing.robot_warehouse.generator import RandomGenerator as WarehouseGenerator
 
-from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Timestep
 from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.system import fault_of
 
 NEVER = 2**30
 """A time limit in steps that is never reached."""
@@ -52,13 +56,17 @@ WORLDS: dict[str, dict[str, Any]] = {"LevelBasedForaging": FORAGING, "RobotWareh
 """Id -> default options."""
 
 
+OF_AGENTS = {"LevelBasedForaging-v0", "RobotWarehouse-v0", "SearchAndRescue-v0"}
+"""Registered ids whose agents each have an observation."""
+
+
 def ids() -> list[str]:
-    """List the supported ids: environments with an observation for each agent.
+    """List the supported ids.
 
     Returns:
-        Jumanji's class names.
+        Two class names of Jumanji, whose options are `WORLDS`, and the registered ids.
     """
-    return list(WORLDS)
+    return [*WORLDS, *sorted(jumanji.registered_environments() - {f"{world}-v0" for world in WORLDS})]
 
 
 def make(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> Env:
@@ -68,7 +76,7 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
         id: One of `ids`.
         num_agents: Number of agents, or None for the default.
         episode_length: Time limit in steps, or None for the default.
-        **options: Arguments of Jumanji's constructor and generator (`WORLDS`).
+        **options: Arguments of Jumanji's constructor, and of the generators of `WORLDS`.
 
     Returns:
         The environment.
@@ -76,6 +84,8 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
     Raises:
         ValueError: Unknown option, or a value that Jumanji does not accept.
     """
+    if id not in WORLDS:
+        return _registered(id, num_agents, episode_length, options)
     named = {"num_agents": num_agents, "episode_length": episode_length}
     given = WORLDS[id] | {name: value for name, value in named.items() if value is not None} | options
     for option, value in given.items():
@@ -142,3 +152,97 @@ def _foraging(**given: Any) -> LevelBasedForaging:
 
 def _warehouse(**given: Any) -> RobotWarehouse:
     return RobotWarehouse(generator=WarehouseGenerator(**given), time_limit=NEVER)
+
+
+def _registered(id: str, num_agents: int | None, episode_length: int | None, options: dict[str, Any]) -> Env:
+    """Make a registered environment. Its own time limit is one step later than the one that truncates."""
+    if num_agents is not None:
+        raise ValueError(f"env.num_agents={num_agents}: jumanji {id} takes none: leave it out")
+    if episode_length is not None and not is_count(episode_length):
+        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}")
+    try:
+        base = jumanji.make(id)
+        parameters = inspect.signature(type(base)).parameters
+        known = {name: vars(base).get(name, p.default) for name, p in parameters.items()}
+        for option, value in options.items():
+            if option not in known or option == "time_limit":
+                plain = sorted(name for name, now in known.items() if isinstance(now, int | float | str))
+                raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(plain) or 'none'}")
+            check_option(f"env.{option}", value, known[option])
+        limit = episode_length or getattr(base, "time_limit", None)
+        own = {"time_limit": limit + 1} if limit and "time_limit" in known else {}
+        base = jumanji.make(id, **options, **own)
+    except (AssertionError, AttributeError, OSError, TypeError) as error:
+        raise ValueError(f"jumanji {id} failed: {fault_of(error)}") from error
+    env = adapt_alone(base, name=id, time_limit=limit, of_agents=id in OF_AGENTS)
+    check_shapes(env, f"jumanji {id}")
+    return env
+
+
+def adapt_alone(env: Any, *, name: str, time_limit: int | None, of_agents: bool = False) -> Env:
+    """Convert an environment of Jumanji to an `Env`, whatever arrays it observes.
+
+    Args:
+        env: Environment.
+        name: Name in the spec.
+        time_limit: Time limit in steps for `vectorize`, or None.
+        of_agents: The first axis of actions is agents. Where observations have as many rows, these are the agents' own;
+            others are common to all. Else one agent chooses all parts of an action.
+
+    Returns:
+        The environment. It observes a dictionary by the paths of Jumanji's fields, such as ``items.x_len``. A mask of
+        combinations makes the action one number; a mask for each part, or none, `MultiDiscrete`. ``extras`` are metrics
+        of an episode's last step.
+    """
+    reset_one, step_one = relaxed(env.reset), relaxed(env.step)
+    shapes = jax.eval_shape(lambda key: reset_one(jax.random.key_data(key)), jax.random.key(0))[1]
+    action, act = _actions(env.action_spec, getattr(shapes.observation, "action_mask", None), of_agents)
+    num_agents = env.action_spec.shape[0] if of_agents else None
+    shown = {key: "last" for key, value in (shapes.extras or {}).items() if value.shape == ()}
+
+    def observed(obs: Any) -> PyTree:
+        found = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(obs):
+            x = jnp.asarray(leaf)
+            if num_agents is not None and x.shape[:1] != (num_agents,):
+                x = jnp.broadcast_to(x.reshape(1, -1), (num_agents, x.size))
+            is_mask = num_agents is None and ".".join(map(_word, path)) == "action_mask"
+            found[".".join(map(_word, path))] = x.reshape(-1) if is_mask else x
+        return found
+
+    def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
+        state, first = reset_one(jax.random.key_data(key))
+        return settled(state), observed(first.observation)
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
+        following, given = step_one(state, act(action))
+        obs, paid = observed(given.observation), jnp.asarray(given.reward, jnp.float32)
+        reward = paid if num_agents is not None and paid.shape else jnp.sum(paid)
+        over, alive = given.last(), jnp.any(given.discount > 0.0)
+        values = {key: jnp.asarray(given.extras[key], jnp.float32) for key in shown}
+        return like(following, state), Timestep(obs, obs, reward, over & ~alive, over & alive, metrics=values)
+
+    obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
+    spec = EnvSpec(name, obs, action, time_limit, num_agents=num_agents, metrics=shown)
+    return Env(spec, reset, step, step_s=STEP_S)
+
+
+def _word(entry: Any) -> str:
+    """Return the name of one part of a path in a pytree."""
+    return str(next(getattr(entry, name) for name in ("name", "key", "idx") if hasattr(entry, name)))
+
+
+def _actions(spec: Any, mask: jax.ShapeDtypeStruct | None, of_agents: bool) -> tuple[Actions, Any]:
+    """Return the action space, of each agent if there are several, and the conversion of an action to Jumanji's."""
+    if not np.issubdtype(spec.dtype, np.integer):
+        low, high = (np.broadcast_to(np.asarray(x, np.float32), spec.shape) for x in (spec.minimum, spec.maximum))
+        return (Box(low[0], high[0]) if of_agents else Box(low, high)), lambda action: action
+    if spec.shape == ():
+        return Discrete(int(spec.num_values)), lambda action: action
+    most = np.asarray(getattr(spec, "num_values", None) if hasattr(spec, "num_values") else spec.maximum + 1)
+    sizes = tuple(int(size) for size in np.broadcast_to(most, spec.shape))
+    if mask is not None and mask.shape == sizes:
+        return Discrete(math.prod(sizes)), lambda action: jnp.stack(jnp.unravel_index(action, sizes)).astype(spec.dtype)
+    if mask is not None:
+        sizes = (mask.shape[1],) * mask.shape[0]
+    return MultiDiscrete(sizes), lambda action: action.astype(spec.dtype)

@@ -35,7 +35,11 @@ def open_list(page: Page, server: Server, **options: Any) -> None:
     page.open(f"http://127.0.0.1:{server.port}/", **options)
     soon(lambda: page.run("lines.size") == len(LISTED))
     page.run("byId('clear').click(), choose('cartpole/ppo/a', true)")
-    soon(lambda: page.run("!drawing && curves.has('cartpole/ppo/a') && chart.plot?.data[0].length && chart.box.offsetWidth"))
+    soon(
+        lambda: page.run(
+            "!drawing && curves.has('cartpole/ppo/a') && chart.plot?.data[0].length && chart.box.offsetWidth"
+        )
+    )
 
 
 def complaints(page: Page) -> list[dict[str, Any]]:

@@ -197,11 +197,38 @@ def test_a_train_step_without_an_end_names_the_schedule_and_what_to_write():
     jf.make_train_step(env, jf.dqn(epsilon=0.1))
 
 
+@pytest.mark.parametrize("algo", ["ppo", "sac", "td3", "flash_sac", "fast_td3", "reppo"])
+def test_a_policy_does_not_read_what_only_the_simulator_has(algo):
+    """MuJoCo Playground's robots observe ``state`` and ``privileged_state``."""
+    inner = tiny.line(discrete=False, num_envs=8).env
+    both = {"privileged_state": inner.spec.obs, "state": inner.spec.obs}
+
+    def step(state, action, key):
+        state, ts = inner.step(state, action, key)
+        obs = dict.fromkeys(both, ts.obs)
+        return state, ts._replace(obs=obs, next_obs=obs)
+
+    def reset(key, params):
+        state, obs = inner.reset(key, params)
+        return state, dict.fromkeys(both, obs)
+
+    env = jf.vectorize(inner._replace(spec=inner.spec._replace(obs=both), reset=reset, step=step), num_envs=8)
+    chosen = jf.defaults(algo, env, total_steps=1_000)
+    if "warmup_steps" in chosen:
+        chosen |= {"warmup_steps": 8, "batch_size": 8}
+    policy = jf.learn(env, ALGORITHMS[algo](**chosen), total_steps=16).policy
+    assert policy({"state": np.zeros(2, np.float32)}).shape == (1,), "the policy needs no other entry"
+    run = with_defaults(compose(["env=pendulum", f"algo={algo}"]), env.spec)
+    assert (run.algo_options["policy_keys"], run.algo_options["critic_keys"]) == (("state",), ("privileged_state",))
+
+
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))
 def test_what_the_environment_chooses_is_announced(algo):
     box = jf.Box(-np.ones(2, np.float32), np.ones(2, np.float32))
-    spec = jf.EnvSpec("any", jax.ShapeDtypeStruct((4,), jnp.float32), box)
+    part = jax.ShapeDtypeStruct((4,), jnp.float32)
+    spec = jf.EnvSpec("any", {"privileged_state": part, "state": part}, box)
     assert set(of_environment(algo, spec)) == set(FOLLOWING.get(algo, ()))
+    assert not {"policy_keys", "critic_keys"} & set(of_environment(algo, spec._replace(obs={"state": part})))
     run = compose(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo", "algo.entropy_coef=0.1"])
     rows = {key: rest for key, *rest in rows_of(run)}
     assert rows["algo.initial_deviation"] == ["auto", "chosen for the environment"]

@@ -144,6 +144,33 @@ def test_no_episode_repeats_the_start_of_another(ends_at, shortest, num_steps, s
     assert len(set(names.tolist())) == len(names)
 
 
+@settings(max_examples=8)
+@given(
+    ends_at=st.integers(1, 5),
+    num_envs=st.sampled_from([1, 3, 8, 24, 40]),
+    steps=st.integers(1, 40),
+    num_steps=st.sampled_from([1, 8, 24]),
+    seed=st.integers(0, 99),
+)
+def test_an_environment_never_starts_twice_from_one_state_where_resets_are_shared(
+    ends_at, num_envs, steps, num_steps, seed
+):
+    env = walk(ends_at=ends_at, shortest=ends_at)._replace(steps_per_reset=steps)
+    rollout, _ = play(env, np.zeros((num_steps * (24 // num_steps), num_envs), int), seed, num_steps=num_steps)
+    for names, first in zip(rollout.obs[..., 0].T, rollout.first.T, strict=True):
+        assert len(set(names[first].tolist())) == first.sum()
+
+
+def test_resets_that_cost_more_than_steps_are_drawn_as_often_as_declared():
+    def rows(env: Env, num_envs: int) -> int:
+        bank = jax.eval_shape(lambda k: vectorize(env, num_envs=num_envs).draw_fresh(k, 64), jax.random.key(0))
+        return jax.tree.leaves(bank)[0].shape[0]
+
+    env = walk()._replace(steps_per_reset=32)
+    assert [rows(env, num_envs) for num_envs in (1, 8, 64, 256)] == [64, 16, 2, 2]
+    assert rows(walk(shortest=100)._replace(steps_per_reset=32), 8) == 2
+
+
 def test_a_reset_bank_is_no_larger_than_it_must_be():
     def rows(env: Env, num_steps: int) -> int:
         bank = jax.eval_shape(lambda k: vectorize(env, num_envs=2).draw_fresh(k, num_steps), jax.random.key(0))

@@ -86,7 +86,12 @@ def test_a_world_is_drawn(name: str):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("jumanji", {"id": "Snake-v1"}, "env.id=Snake-v1: jumanji has no such environment"),
+        ("jumanji", {"id": "Snake-v2"}, "env.id=Snake-v2: jumanji has no such environment; nearest: Snake-v1"),
+        ("jumanji", {"id": "Snake-v1", "banana": 1}, "jumanji Snake-v1 has no option 'banana': write some of num_cols"),
+        ("jumanji", {"id": "Snake-v1", "time_limit": 9}, "jumanji Snake-v1 has no option 'time_limit'"),
+        ("jumanji", {"id": "Snake-v1", "num_rows": "x"}, "env.num_rows=x: write a number, such as 12"),
+        ("jumanji", {"id": "Snake-v1", "episode_length": 0}, "env.episode_length=0: write a whole number"),
+        ("jumanji", {"id": "Snake-v1", "num_agents": 2}, "env.num_agents=2: jumanji Snake-v1 takes none: leave it out"),
         ("lbf", {"banana": 1}, "jumanji LevelBasedForaging has no option 'banana': write some of .*grid_size"),
         ("lbf", {"grid_size": 4}, "does not take these options: Grid size must be"),
         ("lbf", {"num_agents": 0}, "env.num_agents=0: write a whole number of at least 1"),

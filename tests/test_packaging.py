@@ -51,10 +51,12 @@ algorithms.
 """
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
-ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 165, 23_200
+SUITES = "craftax jaxtari navix octax pgx xminigrid".split()
+ONE_ADAPTER = {name: f"jaxrl_fast.envs.from_{name}" for name in ("brax", "gymnax", "jaxmarl", "jumanji", *SUITES)}
+ONE_ADAPTER["mujoco_playground"] = "jaxrl_fast.envs.from_playground"
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 165, 23_300
 """Not counted: `targets`, which compiles for absent machines, and `ADDED`."""
-ADDED = {"bc", "fast_td3", "iql", "reppo", "td3_bc"}
+ADDED = {"bc", "fast_td3", "iql", "reppo", "td3_bc", "from_playground", *(f"from_{suite}" for suite in SUITES)}
 """New files in ``envs/from_*`` and ``algorithms/``."""
 
 

@@ -53,9 +53,11 @@ def of_environment(algo: str, spec: EnvSpec) -> dict[str, Any]:
     Returns:
         Arguments of the algorithm's factory.
     """
+    both = isinstance(spec.obs, dict) and {PRIVILEGED, OBSERVED} <= set(spec.obs)
+    found: dict[str, Any] = dict(_KEYS) if both and algo in ASYMMETRIC else {}
     if algo not in ("ppo", "ippo", "mappo"):
-        return {}
-    found: dict[str, Any] = {"normalize_rewards": True} if algo == "ppo" else {}
+        return found
+    found |= {"normalize_rewards": True} if algo == "ppo" else {}
     if isinstance(spec.action, Box):
         found |= CONTINUOUS | (_of_ppo(spec, spec.action) if algo == "ppo" else {})
     return found
@@ -87,7 +89,16 @@ def default_envs(most: int, total_steps: int) -> int:
 
 _REWARDS = ("entropy_coef", "normalize_rewards")
 _SCALES = ("initial_deviation", "free_deviation", "normalize_observations")
-FOLLOWING = {"ppo": (*_REWARDS, *_SCALES), "ippo": _REWARDS, "mappo": _REWARDS}
+OBSERVED, PRIVILEGED = "state", "privileged_state"
+"""Entries of an observation of MuJoCo Playground's robots: what the robot measures, and what only the simulator has."""
+ASYMMETRIC = ("ppo", "sac", "sac_discrete", "td3", "flash_sac", "fast_td3", "reppo", "iql", "td3_bc")
+"""Algorithms whose policy then reads the first and whose critic the second, as brax's trainer of these robots."""
+_KEYS = {"policy_keys": (OBSERVED,), "critic_keys": (PRIVILEGED,)}
+FOLLOWING = dict.fromkeys(ASYMMETRIC, tuple(_KEYS)) | {
+    "ppo": (*_REWARDS, *_SCALES, *_KEYS),
+    "ippo": _REWARDS,
+    "mappo": _REWARDS,
+}
 """Settings by algorithm that `of_environment` may choose."""
 CONTINUOUS: dict[str, Any] = {"normalize_rewards": True, "entropy_coef": 0.0}
 """The value network does not reach rewards of any magnitude: Pendulum-v1 -1,131, with normalized rewards -169 (with

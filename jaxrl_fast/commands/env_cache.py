@@ -269,6 +269,7 @@ def _facts(env: Env) -> dict[str, Any]:
     return {
         "spec": spec_to_json(env.spec),
         "shortest_episode": int(env.shortest_episode),
+        "steps_per_reset": env.steps_per_reset,
         "step_s": float(env.step_s),
         "draws": env.draw is not None,
         "succeeds": env.success is not None,
@@ -299,6 +300,7 @@ def _built_later(run: Run, known: dict[str, Any]) -> Env:
         Bodies(lambda: _bodies(world()).scene(), lambda state: _bodies(world()).pose(state))
         if known["has_bodies"]
         else None,
+        known.get("steps_per_reset"),
     )
 
 

@@ -241,10 +241,17 @@ def complex_product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.concatenate([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re], axis=-1)
 
 
+MOST_STEPS = 100.0
+"""A `MinGru`'s units at first forget over 2 to about so many steps."""
+
+
 class MinGru(nn.Module):
     """A GRU whose gate and candidate do not read its state, so that it is a `linear_recurrence`.
 
-    Source: Feng et al. (2024), section 3.1, arXiv 2410.01201.
+    Its gates begin with spans from short to long, as their biases cannot come from the state.
+
+    Source: Feng et al. (2024), section 3.1, arXiv 2410.01201; biases: Tallec and Ollivier (2018), section 2,
+    arXiv 1804.11188.
     """
 
     size: int
@@ -252,13 +259,18 @@ class MinGru(nn.Module):
     @nn.compact
     def __call__(self, state: jax.Array, x: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
         gate, candidate = jnp.split(_dense(x, 2 * self.size), 2, axis=-1)
-        gate = nn.sigmoid(gate)
+        gate = nn.sigmoid(gate - self.param("log_steps", _log_steps, (self.size,)))
         states = linear_recurrence(jnp.where(first[..., None], 0.0, 1.0 - gate), gate * candidate, state, jnp.multiply)
         return states, states
 
     def initial_state(self, batch_size: int) -> jax.Array:
         """Return the state ``[batch_size, size]`` at the start of an episode."""
         return jnp.zeros((batch_size, self.size), jnp.float32)
+
+
+def _log_steps(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
+    """Draw the logarithms of spans that are uniform from 1 to `MOST_STEPS`."""
+    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, MOST_STEPS))
 
 
 LEAST_RADIUS, MOST_RADIUS = 0.9, 0.999

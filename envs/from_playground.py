@@ -1,0 +1,120 @@
+"""Adapter of MuJoCo Playground's environments. The only file that imports mujoco_playground.
+
+Source: https://github.com/google-deepmind/mujoco_playground, 0.2.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import mujoco
+
+from jaxrl_fast.envs.env import A_COUNT, Env, is_count
+from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.from_brax import OneModel, adapt, quiet
+from jaxrl_fast.system import fault_of
+
+with quiet():
+    from mujoco_playground import registry
+
+if not hasattr(mujoco.MjSpec, "find_body"):  # Playground's reachers call it by the name of MuJoCo 3.3
+    mujoco.MjSpec.find_body = mujoco.MjSpec.body
+
+ROBOTS = (*registry.locomotion.ALL_ENVS, *registry.manipulation.ALL_ENVS)
+CLIPS = "it calls jnp.clip(a_max=), which JAX 0.10 removed"
+REFUSED = {"PandaRobotiqPushCube": CLIPS, "LeapCubeReorient": CLIPS}
+IMPLEMENTATIONS = "jax", "warp"
+STEPS_PER_RESET = 64
+"""A reset costs as much as several steps, and episodes are long."""
+SHORTEST_OF_ROBOTS = 8
+"""A guess at the shortest episode of a robot that falls, in steps. The others never end, but by NaN."""
+
+
+def ids() -> list[str]:
+    """List the registered ids that run on current JAX.
+
+    Returns:
+        Sorted ids.
+    """
+    return sorted(set(registry.ALL_ENVS) - set(REFUSED))
+
+
+def make(
+    id: str,
+    *,
+    impl: str | None = None,
+    episode_length: int | None = None,
+    randomized_models: int = 0,
+    metrics: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Env:
+    """Make an environment of MuJoCo Playground.
+
+    Args:
+        id: Playground's id.
+        impl: Physics, ``jax`` or ``warp`` (NVIDIA's); None for ``warp`` if there is an NVIDIA card, else ``jax``.
+        episode_length: Time limit in steps, or None for the environment's.
+        randomized_models: Number of models of the environment's own domain randomization; each episode has one of them.
+            0 for the model without randomization.
+        metrics: As in `jaxrl_fast.envs.from_brax.adapt`.
+        **options: Values that override the environment's configuration, such as ``action_repeat=2``, or nested.
+
+    Returns:
+        The environment. Of an observation with ``state`` and ``privileged_state``, a policy may read the first only
+        (``algo.policy_keys=[state]``).
+
+    Raises:
+        ValueError: Unsupported id, implementation or option, or robots that are not on this disk.
+    """
+    if id in REFUSED:
+        raise ValueError(f"env.id={id}: Playground's {id} does not run on this JAX: {REFUSED[id]}")
+    if impl not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"env.impl={impl}: write one of {', '.join(IMPLEMENTATIONS)}")
+    if episode_length is not None and not is_count(episode_length):
+        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 1000")
+    if id in ROBOTS and not registry.mjx_env.MENAGERIE_PATH.exists():
+        raise ValueError(
+            f"env.id={id} needs the robots of MuJoCo Menagerie: git clone --depth 1 "
+            f"https://github.com/google-deepmind/mujoco_menagerie {registry.mjx_env.MENAGERIE_PATH}"
+        )
+    with quiet():
+        known, given = _flat(registry.get_default_config(id)), _flat(options)
+    for option, value in given.items():
+        if option not in known:
+            raise ValueError(f"playground {id} has no option '{option}': write some of {', '.join(sorted(known))}")
+        check_option(f"env.{option}", value, known[option])
+    limit = episode_length or int(known["episode_length"])
+    if "impl" in known:
+        given["impl"] = impl or ("warp" if jax.default_backend() == "gpu" else "jax")
+    try:
+        with quiet():
+            base = registry.load(id, config_overrides=given)
+            base = _randomized(base, id, randomized_models) if randomized_models else base
+            env = adapt(base, name=id, max_episode_steps=limit, title=id, metrics=metrics)
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"playground {id} failed: {fault_of(error)}") from error
+    check_shapes(env, f"playground {id}")
+    shortest = SHORTEST_OF_ROBOTS if id in ROBOTS else limit
+    return env._replace(shortest_episode=shortest, steps_per_reset=STEPS_PER_RESET)
+
+
+def _flat(options: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested options to paths with dots."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        path = f"{prefix}{name}"
+        flat |= _flat(value, f"{path}.") if hasattr(value, "items") and len(value) else {path: value}
+    return flat
+
+
+def _randomized(env: Any, id: str, number: int) -> OneModel:
+    """Return an environment whose episodes each have one of some models, drawn by its own domain randomization."""
+    if not is_count(number):
+        raise ValueError(f"env.randomized_models={number}: {A_COUNT}, such as 256")
+    randomize = registry.get_domain_randomizer(id)
+    if randomize is None:
+        raise ValueError(
+            f"env.randomized_models={number}: Playground has no domain randomization of {id}: leave it out"
+        )
+    models, axes = randomize(env.mjx_model, jax.random.split(jax.random.key_data(jax.random.key(0)), number))
+    return OneModel(env, "_mjx_model", models, axes)

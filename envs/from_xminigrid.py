@@ -1,0 +1,162 @@
+"""Adapter of XLand-MiniGrid. The only file that imports xminigrid (https://github.com/dunnolab/xland-minigrid, 0.9)."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xminigrid
+from xminigrid.benchmarks import NAME2HFFILENAME, Benchmark, load_benchmark, load_benchmark_from_path
+from xminigrid.core.constants import NUM_COLORS, NUM_TILES, Colors, Tiles
+from xminigrid.types import RuleSet
+
+from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
+from jaxrl_fast.envs.env import A_COUNT, Env, is_count
+from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.system import fault_of
+
+STEPS_PER_RESET = 32
+"""A reset draws a map, which takes as long as several steps."""
+FIND_A_BALL = {
+    "goal": [3, Tiles.BALL, Colors.YELLOW],
+    "rules": [[0]],
+    "init_tiles": [[Tiles.BALL, Colors.YELLOW], [Tiles.SQUARE, Colors.RED], [Tiles.KEY, Colors.BLUE]],
+}
+"""The default ruleset of XLand environments, whose own has no goal: stand next to the yellow ball."""
+LENGTHS = {"goal": 5, "rules": 7, "init_tiles": 2}
+"""Lengths of XLand's encodings; shorter ones are padded with zeros."""
+
+
+def ids() -> list[str]:
+    """List the registered ids.
+
+    Returns:
+        Sorted ids, ``XLand-MiniGrid-*`` and ``MiniGrid-*``.
+    """
+    return sorted(xminigrid.registered_environments())
+
+
+def make(
+    id: str,
+    *,
+    episode_length: int | None = None,
+    benchmark: str | None = None,
+    ruleset: dict[str, list[Any]] | None = None,
+    **options: Any,
+) -> Env:
+    """Make an XLand-MiniGrid environment.
+
+    Args:
+        id: One of `ids`.
+        episode_length: Time limit in steps, or None for the environment's.
+        benchmark: Rulesets of which each episode samples one: a name such as ``trivial-21k``, which is downloaded, or a
+            file in that format.
+        ruleset: ``goal``, ``rules`` and ``init_tiles`` as XLand encodes them, for every episode. None for
+            `FIND_A_BALL`.
+        **options: Values that override the environment's parameters, such as ``view_size=7``.
+
+    Returns:
+        The environment. It observes the agent's view with tiles and colors as one-hot numbers,
+        ``[view_size, view_size, tiles + colors]``.
+
+    Raises:
+        ValueError: Unknown option or benchmark, one of the wrong kind, or both kinds of rules.
+    """
+    base, params = xminigrid.make(id)
+    known = sorted(set(vars(params)) - {"ruleset", "max_steps", "render_mode"})
+    for option, value in options.items():
+        if option not in known:
+            raise ValueError(f"xminigrid {id} has no option '{option}': write some of {', '.join(known)}")
+        check_option(f"env.{option}", value, getattr(params, option))
+    if episode_length is not None and not is_count(episode_length):
+        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 243")
+    takes_rules, sample_params = hasattr(params, "ruleset"), None
+    if (benchmark or ruleset) and not (takes_rules and not (benchmark and ruleset)):
+        raise ValueError(
+            f"xminigrid {id}: " + ("write env.benchmark or env.ruleset" if takes_rules else "has no rules")
+        )
+    params = params.replace(**options, **({"max_steps": episode_length} if episode_length else {}))
+    if benchmark:
+        sample_params = _benchmark(benchmark).sample_ruleset
+    elif takes_rules:
+        params = params.replace(ruleset=_ruleset(ruleset or FIND_A_BALL))
+    env = adapt(base, params, name=id, sample_rules=sample_params)
+    try:
+        check_shapes(env, f"xminigrid {id}")
+    except ValueError as error:
+        raise ValueError(
+            f"{error}: leave out {', '.join(['env.' + name for name in options]) or 'the rules'}"
+        ) from error
+    return env._replace(steps_per_reset=STEPS_PER_RESET)
+
+
+def adapt(env: Any, params: Any, *, name: str, sample_rules: Any = None) -> Env:
+    """Convert an object with XLand-MiniGrid's interface to an `Env`.
+
+    Args:
+        env: Environment without wrappers that reset.
+        params: Its parameters.
+        name: Name in the spec.
+        sample_rules: ``(key) -> RuleSet`` of an episode, or None for the rules in ``params``.
+
+    Returns:
+        The environment. An episode is a success if its goal is reached.
+    """
+    reset_one, step_one = relaxed(env.reset), relaxed(env.step)
+
+    def observed(view: jax.Array) -> jax.Array:
+        tiles, colors = (jax.nn.one_hot(view[..., i], n) for i, n in enumerate((NUM_TILES, NUM_COLORS)))
+        return jnp.concatenate([tiles, colors], axis=-1)
+
+    def reset(key: jax.Array, rules: PyTree) -> tuple[PyTree, jax.Array]:
+        own = params if rules == () else params.replace(ruleset=rules)
+        first = settled(reset_one(own, jax.random.key_data(key)))
+        return first, observed(first.observation)
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
+        following = like(step_one(params, state, action), state)
+        obs, over = observed(following.observation), following.step_type == 2
+        terminated = over & (following.discount == 0.0)
+        reward = jnp.asarray(following.reward, jnp.float32)
+        return following, Timestep(obs, obs, reward, terminated, over & ~terminated)
+
+    sample_params = sample_rules or (lambda key: ())
+    obs = jax.eval_shape(lambda key: reset(key, sample_params(key))[1], jax.random.key(0))
+    spec = EnvSpec(name, obs, Discrete(int(env.num_actions(params))), None)
+    return Env(spec, reset, step, sample_params, success=lambda state: state.discount == 0.0, draw=_drawn(env, params))
+
+
+def _drawn(env: Any, params: Any) -> Any:
+    return lambda state: np.asarray(env.render(params, state), np.uint8)
+
+
+def _benchmark(name: str) -> Benchmark:
+    """Load the rulesets of a file, or of a name, which downloads them at the first time."""
+    try:
+        if Path(name).is_file():
+            return load_benchmark_from_path(name)
+        if name in NAME2HFFILENAME:
+            return load_benchmark(name)
+    except Exception as error:  # any error of the network or of the file's format
+        raise ValueError(f"env.benchmark={name} cannot be loaded: {fault_of(error)}") from error
+    raise ValueError(f"env.benchmark={name}: no such file: write its path, or one of {', '.join(NAME2HFFILENAME)}")
+
+
+def _ruleset(given: dict[str, list[Any]]) -> RuleSet:
+    """Convert lists of numbers to XLand's rules."""
+    if set(given) != set(LENGTHS):
+        raise ValueError(f"env.ruleset has {', '.join(sorted(given))}: write {', '.join(LENGTHS)}")
+    arrays = {}
+    for name, length in LENGTHS.items():
+        rows = [given[name]] if name == "goal" else given[name]
+        try:
+            padded = np.asarray([[*row, *[0] * (length - len(row))] for row in rows], np.uint8)
+        except (TypeError, ValueError, OverflowError):
+            padded = np.zeros(0, np.uint8)
+        if padded.shape != (len(rows), length):
+            what = f"up to {length} numbers" if name == "goal" else f"lists of up to {length} numbers"
+            raise ValueError(f"env.ruleset.{name}={given[name]}: write {what} from 0 to 255")
+        arrays[name] = jnp.asarray(padded[0] if name == "goal" else padded)
+    return RuleSet(**arrays)
