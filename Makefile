@@ -14,6 +14,7 @@
 #   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
 #   make test-targets                           what programs cost there has not grown (minutes)
 #   make suites                                 the environments of all suites that install together, and their tests
+#   make newest                                 the newest version of every dependency, and the tests with it
 #   make docs                                   the site, in build/site/html/index.html; a warning is an error
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
@@ -48,6 +49,7 @@ TARGETS ?= .venv-targets
 TARGETS_PYTHON ?= python3.11
 DOCS ?= .venv-docs
 SUITES ?= .venv-suites
+NEWEST ?= .venv-newest
 VENV ?= .venv
 
 # The first Python that really runs (a version manager's stand-in may not), is 3.11 to 3.13 and can make environments.
@@ -60,7 +62,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-long test-part suites test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
+.PHONY: setup train test test-long test-part suites newest test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
 
 setup: $(STAMP)
 
@@ -83,6 +85,11 @@ test-long: $(STAMP)
 
 test-targets: $(STAMP)
 	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -rs -n $(WORKERS) tests/targets/check_programs.py
+
+# Without the lock file and without our upper bounds.
+newest: $(STAMP)
+	$(BIN)/python experiments/startup/newest.py $(NEWEST)
+	@exec $(NEWEST)/bin/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal -m "not long" $(TESTS)
 
 # In a separate environment, since the suites bring two hundred packages.
 suites:
