@@ -85,9 +85,8 @@ def actions_of(space: Any, name: str) -> Actions:
 
 
 def _other_actions(space: Any, name: str) -> Actions:
-    sizes = getattr(space, "num_categories", None)
-    if sizes is not None and np.ndim(sizes) == 1:
-        return MultiDiscrete(tuple(int(size) for size in sizes))
+    if np.ndim(getattr(space, "num_categories", 0)) == 1:
+        return MultiDiscrete(tuple(int(size) for size in space.num_categories))
     if not all(hasattr(space, bound) for bound in ("low", "high", "shape")):
         raise ValueError(f"{name} has actions of kind {type(space).__name__}; Discrete and Box are supported")
     low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))

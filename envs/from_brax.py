@@ -322,8 +322,7 @@ def unwrapped(env: Any, name: str, episode_length: int | None = None) -> tuple[A
             length = (episode_length or limit) * layer.action_repeat
             inner = changed(around(layer, held, inner, name), episode_length=length)
         elif kind in SAMPLED:
-            models, attribute = SAMPLED[kind]
-            inner = OneModel(inner, attribute, getattr(layer, models), layer._in_axes)
+            inner = OneModel(inner, SAMPLED[kind][1], getattr(layer, SAMPLED[kind][0]), layer._in_axes)
         elif kind not in DROPPED:
             inner = around(layer, held, inner, name)
     if layers:

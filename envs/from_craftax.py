@@ -57,11 +57,13 @@ def make(
     """
     base = make_craftax_env_from_name(id, auto_reset=False)
     params = base.default_params
-    known = sorted(set(vars(params)) - {"max_timesteps"})
+    known = sorted(set(vars(params)) - {"max_timesteps", "fractal_noise_angles"})
     for option, value in options.items():
         if option not in known:
             raise ValueError(f"craftax {id} has no parameter '{option}': write one of {', '.join(known)}")
         check_option(f"env.{option}", value, getattr(params, option))
+        if type(getattr(params, option)) is int and not is_count(value):
+            raise ValueError(f"env.{option}={value}: {A_COUNT}")
     if episode_length is not None and not is_count(episode_length):
         raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 10000")
     limit = episode_length or int(params.max_timesteps)
@@ -74,7 +76,7 @@ def make(
 
 
 def _with_pixels(env: Env) -> Env:
-    """Return an environment with observations as bytes, which take a quarter of the memory, and with pictures."""
+    """Return an environment with observations as bytes, which take a quarter of the memory."""
 
     def seen(obs: jax.Array) -> jax.Array:
         return jnp.round(255.0 * obs).astype(jnp.uint8)

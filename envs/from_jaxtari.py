@@ -41,6 +41,7 @@ def make(
     frame_skip: int = 4,
     sticky_actions: float = 0.25,
     episode_length: int | None = None,
+    **options: Any,
 ) -> Env:
     """Make an Atari game.
 
@@ -51,13 +52,16 @@ def make(
         frame_skip: Frames in a step; each repeats the action.
         sticky_actions: Probability with which a frame repeats the action of the frame before instead.
         episode_length: Time limit in steps, or None for half an hour.
+        **options: None; others are refused.
 
     Returns:
         The environment.
 
     Raises:
-        ValueError: Unknown view, a number out of range, or sprites that are not on this disk.
+        ValueError: Unknown view or option, a number out of range, or sprites that are not on this disk.
     """
+    for option in options:
+        raise ValueError(f"jaxtari {id} has no option '{option}': write some of view, frame_skip, sticky_actions")
     if view not in VIEWS:
         raise ValueError(f"env.view={view}: write one of {', '.join(VIEWS)}")
     for option, count in {"frame_skip": frame_skip, "episode_length": episode_length}.items():

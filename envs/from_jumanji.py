@@ -15,6 +15,7 @@ import numpy as np
 from jumanji.environments import LevelBasedForaging, RobotWarehouse
 from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
 from jumanji.environments.routing.robot_warehouse.generator import RandomGenerator as WarehouseGenerator
+from jumanji.environments.swarms.search_and_rescue.reward import IndividualRewardFn
 
 from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Timestep
 from jaxrl_fast.envs import drawings
@@ -25,6 +26,8 @@ from jaxrl_fast.system import fault_of
 
 NEVER = 2**30
 """A time limit in steps that is never reached."""
+STEPS_PER_RESET = 32
+"""A reset generates a problem, which takes as long as several steps."""
 STEP_S = 0.25
 """Duration of a step in pictures, in seconds."""
 FORAGING = {
@@ -166,17 +169,22 @@ def _registered(id: str, num_agents: int | None, episode_length: int | None, opt
         known = {name: vars(base).get(name, p.default) for name, p in parameters.items()}
         for option, value in options.items():
             if option not in known or option == "time_limit":
-                plain = sorted(name for name, now in known.items() if isinstance(now, int | float | str))
-                raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(plain) or 'none'}")
+                plain = [name for name, now in known.items() if isinstance(now, int | float | str)]
+                others = sorted({*plain, "episode_length"} - {"time_limit"})
+                raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(others)}")
             check_option(f"env.{option}", value, known[option])
+            if type(known[option]) is int and not is_count(value):
+                raise ValueError(f"env.{option}={value}: {A_COUNT}")
         limit = episode_length or getattr(base, "time_limit", None)
         own = {"time_limit": limit + 1} if limit and "time_limit" in known else {}
+        if id == "SearchAndRescue-v0":  # its rewards fall until its time limit
+            own["reward_fn"] = lambda found, step, later: IndividualRewardFn()(found, step, later - 1)
         base = jumanji.make(id, **options, **own)
-    except (AssertionError, AttributeError, OSError, TypeError) as error:
+        env = adapt_alone(base, name=id, time_limit=limit, of_agents=id in OF_AGENTS)
+        check_shapes(env, f"jumanji {id}")
+    except (AssertionError, AttributeError, IndexError, OSError, TypeError) as error:
         raise ValueError(f"jumanji {id} failed: {fault_of(error)}") from error
-    env = adapt_alone(base, name=id, time_limit=limit, of_agents=id in OF_AGENTS)
-    check_shapes(env, f"jumanji {id}")
-    return env
+    return env._replace(steps_per_reset=STEPS_PER_RESET)
 
 
 def adapt_alone(env: Any, *, name: str, time_limit: int | None, of_agents: bool = False) -> Env:

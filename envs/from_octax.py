@@ -20,6 +20,8 @@ from jaxrl_fast.system import fault_of
 OPTIONS = {"instruction_frequency": 700, "frame_skip": 4}
 """Options and their defaults: instructions in a second, and frames in a step."""
 FRAMES_PER_S = 60
+STEPS_PER_RESET = 64
+"""All episodes begin in one state, which is large."""
 TEST_ROM = "test_opcode.ch8"
 SCALE = 8
 """Pixels in a picture for each of the game's."""
@@ -66,7 +68,7 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
         raise ValueError(f"octax {id} failed: {fault_of(error)}") from error
     env = adapt(base, name=id, max_episode_steps=episode_length or limit)
     check_shapes(env, f"octax {id}")
-    return env
+    return env._replace(steps_per_reset=STEPS_PER_RESET)
 
 
 def adapt(env: Any, *, name: str, max_episode_steps: int | None = None) -> Env:

@@ -17,6 +17,10 @@ from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_shapes
 
 OPPONENTS = "random", "one_ply"
+LIMITS = {"minatar-freeway": 2500}
+"""Time limits, in steps, of games that count them as an end. The limits of board games are their rules."""
+STEPS_PER_RESET = 64
+"""States of board games are large, and so is a bank of them."""
 SELF = 0
 """The agent's number as a player. Who begins is drawn in every episode."""
 Opponent = Callable[[PyTree, jax.Array], jax.Array]
@@ -32,7 +36,7 @@ def ids() -> list[str]:
     return sorted(pgx.available_envs())
 
 
-def make(id: str, *, opponent: str | None = None, episode_length: int | None = None) -> Env:
+def make(id: str, *, opponent: str | None = None, episode_length: int | None = None, **options: Any) -> Env:
     """Make a game of Pgx.
 
     Args:
@@ -40,13 +44,16 @@ def make(id: str, *, opponent: str | None = None, episode_length: int | None = N
         opponent: The other players of a game of several: ``random`` makes legal moves, all equally probable;
             ``one_ply`` wins at once where it can and else does the same. None for ``random``.
         episode_length: Time limit in steps, or None for the game's.
+        **options: None; others are refused.
 
     Returns:
         The environment, whose observation has ``obs``, as Pgx gives it, and ``action_mask``.
 
     Raises:
-        ValueError: Unknown opponent, or one for a game of one player.
+        ValueError: Unknown opponent, or one for a game of one player, or an unknown option.
     """
+    for option in options:
+        raise ValueError(f"pgx {id} has no option '{option}': write some of opponent, episode_length")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of chess and others
         base = relaxed(pgx.make)(id)
@@ -57,9 +64,9 @@ def make(id: str, *, opponent: str | None = None, episode_length: int | None = N
     if episode_length is not None and not is_count(episode_length):
         raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}")
     play = (one_ply(base) if opponent == "one_ply" else random_play) if several else None
-    env = adapt(base, name=id, opponent=play, max_episode_steps=episode_length)
+    env = adapt(base, name=id, opponent=play, max_episode_steps=episode_length or LIMITS.get(id))
     check_shapes(env, f"pgx {id}")
-    return env
+    return env._replace(steps_per_reset=STEPS_PER_RESET)
 
 
 def adapt(env: Any, *, name: str, opponent: Opponent | None, max_episode_steps: int | None = None) -> Env:

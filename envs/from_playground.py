@@ -11,7 +11,7 @@ import mujoco
 
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
-from jaxrl_fast.envs.from_brax import OneModel, adapt, quiet
+from jaxrl_fast.envs.from_brax import OneModel, adapt, brax_envs, quiet
 from jaxrl_fast.system import fault_of
 
 with quiet():
@@ -27,7 +27,7 @@ IMPLEMENTATIONS = "jax", "warp"
 STEPS_PER_RESET = 64
 """A reset costs as much as several steps, and episodes are long."""
 SHORTEST_OF_ROBOTS = 8
-"""A guess at the shortest episode of a robot that falls, in steps. The others never end, but by NaN."""
+"""A guess at the shortest episode of a robot that falls, in steps. Without pictures the others end by NaN alone."""
 
 
 def ids() -> list[str]:
@@ -74,8 +74,9 @@ def make(
         raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 1000")
     if id in ROBOTS and not registry.mjx_env.MENAGERIE_PATH.exists():
         raise ValueError(
-            f"env.id={id} needs the robots of MuJoCo Menagerie: git clone --depth 1 "
-            f"https://github.com/google-deepmind/mujoco_menagerie {registry.mjx_env.MENAGERIE_PATH}"
+            f"env.id={id} needs the robots of MuJoCo Menagerie: git clone "
+            f"https://github.com/google-deepmind/mujoco_menagerie {registry.mjx_env.MENAGERIE_PATH} && git -C "
+            f"{registry.mjx_env.MENAGERIE_PATH} checkout {registry.mjx_env.MENAGERIE_COMMIT_SHA}"
         )
     with quiet():
         known, given = _flat(registry.get_default_config(id)), _flat(options)
@@ -83,19 +84,33 @@ def make(
         if option not in known:
             raise ValueError(f"playground {id} has no option '{option}': write some of {', '.join(sorted(known))}")
         check_option(f"env.{option}", value, known[option])
-    limit = episode_length or int(known["episode_length"])
+    settings = known | given
+    _check_settings(settings)
+    repeat = settings.get("action_repeat", 1)
+    limit = episode_length or -(-int(settings["episode_length"]) // repeat)
     if "impl" in known:
         given["impl"] = impl or ("warp" if jax.default_backend() == "gpu" else "jax")
     try:
         with quiet():
             base = registry.load(id, config_overrides=given)
             base = _randomized(base, id, randomized_models) if randomized_models else base
+            base = base if repeat == 1 else brax_envs.training.EpisodeWrapper(base, limit * repeat, repeat)
             env = adapt(base, name=id, max_episode_steps=limit, title=id, metrics=metrics)
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"playground {id} failed: {fault_of(error)}") from error
     check_shapes(env, f"playground {id}")
-    shortest = SHORTEST_OF_ROBOTS if id in ROBOTS else limit
+    shortest = SHORTEST_OF_ROBOTS if id in ROBOTS or settings.get("vision") else limit
     return env._replace(shortest_episode=shortest, steps_per_reset=STEPS_PER_RESET)
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Check the numbers of a configuration without which nothing moves."""
+    for name in ("action_repeat", "episode_length"):
+        if settings.get(name) is not None and not is_count(settings[name]):
+            raise ValueError(f"env.{name}={settings[name]}: {A_COUNT}")
+    if not 0.0 < settings["sim_dt"] <= settings["ctrl_dt"]:
+        times = f"env.sim_dt={settings['sim_dt']}, env.ctrl_dt={settings['ctrl_dt']}"
+        raise ValueError(f"{times}: write seconds above 0, sim_dt at most ctrl_dt")
 
 
 def _flat(options: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Adapter of XLand-MiniGrid. The only file that imports xminigrid (https://github.com/dunnolab/xland-minigrid, 0.9)."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import xminigrid
 from xminigrid.benchmarks import NAME2HFFILENAME, Benchmark, load_benchmark, load_benchmark_from_path
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES, Colors, Tiles
+from xminigrid.core.goals import NUM_GOALS
 from xminigrid.types import RuleSet
 
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
@@ -70,6 +72,10 @@ def make(
         if option not in known:
             raise ValueError(f"xminigrid {id} has no option '{option}': write some of {', '.join(known)}")
         check_option(f"env.{option}", value, getattr(params, option))
+        if option != "grid_type" and not is_count(value):
+            raise ValueError(f"env.{option}={value}: {A_COUNT}")
+    if (view := options.get("view_size", 3)) % 2 == 0 or view < 3:
+        raise ValueError(f"env.view_size={view}: write an odd number of at least 3, with the agent in the middle")
     if episode_length is not None and not is_count(episode_length):
         raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 243")
     takes_rules, sample_params = hasattr(params, "ruleset"), None
@@ -82,13 +88,12 @@ def make(
         sample_params = _benchmark(benchmark).sample_ruleset
     elif takes_rules:
         params = params.replace(ruleset=_ruleset(ruleset or FIND_A_BALL))
-    env = adapt(base, params, name=id, sample_rules=sample_params)
     try:
+        env = adapt(base, params, name=id, sample_rules=sample_params)
         check_shapes(env, f"xminigrid {id}")
-    except ValueError as error:
-        raise ValueError(
-            f"{error}: leave out {', '.join(['env.' + name for name in options]) or 'the rules'}"
-        ) from error
+    except Exception as error:  # any error that an option or a ruleset causes inside xminigrid
+        given = ", ".join(f"env.{name}" for name in options) or "the rules"
+        raise ValueError(f"xminigrid {id} does not take {given}: {fault_of(error)}") from error
     return env._replace(steps_per_reset=STEPS_PER_RESET)
 
 
@@ -125,7 +130,12 @@ def adapt(env: Any, params: Any, *, name: str, sample_rules: Any = None) -> Env:
     sample_params = sample_rules or (lambda key: ())
     obs = jax.eval_shape(lambda key: reset(key, sample_params(key))[1], jax.random.key(0))
     spec = EnvSpec(name, obs, Discrete(int(env.num_actions(params))), None)
-    return Env(spec, reset, step, sample_params, success=lambda state: state.discount == 0.0, draw=_drawn(env, params))
+    return Env(spec, reset, step, sample_params, success=_reached, draw=_drawn(env, params))
+
+
+def _reached(state: PyTree) -> jax.Array:
+    """Return whether an episode ended with its goal; some environments also end with a failure, without a reward."""
+    return (state.discount == 0.0) & (state.reward > 0.0)
 
 
 def _drawn(env: Any, params: Any) -> Any:
@@ -146,17 +156,25 @@ def _benchmark(name: str) -> Benchmark:
 
 def _ruleset(given: dict[str, list[Any]]) -> RuleSet:
     """Convert lists of numbers to XLand's rules."""
-    if set(given) != set(LENGTHS):
-        raise ValueError(f"env.ruleset has {', '.join(sorted(given))}: write {', '.join(LENGTHS)}")
-    arrays = {}
+    if not isinstance(given, Mapping) or set(given) != set(LENGTHS):
+        raise ValueError(f"env.ruleset={given}: write {', '.join(LENGTHS)}")
+    rows = {name: [given[name]] if name == "goal" else given[name] for name in LENGTHS}
     for name, length in LENGTHS.items():
-        rows = [given[name]] if name == "goal" else given[name]
-        try:
-            padded = np.asarray([[*row, *[0] * (length - len(row))] for row in rows], np.uint8)
-        except (TypeError, ValueError, OverflowError):
-            padded = np.zeros(0, np.uint8)
-        if padded.shape != (len(rows), length):
+        if not (rows[name] and all(_is_encoding(row, length) for row in rows[name])):
             what = f"up to {length} numbers" if name == "goal" else f"lists of up to {length} numbers"
             raise ValueError(f"env.ruleset.{name}={given[name]}: write {what} from 0 to 255")
-        arrays[name] = jnp.asarray(padded[0] if name == "goal" else padded)
-    return RuleSet(**arrays)
+    tiles = [given["goal"][1:3], *given["init_tiles"]]
+    if given["goal"][0] >= NUM_GOALS or any(max(x[:1], default=0) >= NUM_TILES for x in tiles):
+        raise ValueError(f"env.ruleset: write a goal below {NUM_GOALS} and tiles below {NUM_TILES}")
+    if any(max(x[1:2], default=0) >= NUM_COLORS for x in tiles):
+        raise ValueError(f"env.ruleset: write colors below {NUM_COLORS}")
+    padded = {
+        name: jnp.asarray([[*row, *[0] * (LENGTHS[name] - len(row))] for row in rows[name]], jnp.uint8) for name in rows
+    }
+    return RuleSet(**padded | {"goal": padded["goal"][0]})
+
+
+def _is_encoding(row: Any, length: int) -> bool:
+    """Check for a list of at most so many bytes."""
+    numbers = isinstance(row, Sequence) and all(isinstance(x, int) and 0 <= x < 256 for x in row)
+    return numbers and 1 <= len(row) <= length

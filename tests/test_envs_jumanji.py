@@ -87,9 +87,10 @@ def test_a_world_is_drawn(name: str):
     ("name", "options", "message"),
     [
         ("jumanji", {"id": "Snake-v2"}, "env.id=Snake-v2: jumanji has no such environment; nearest: Snake-v1"),
-        ("jumanji", {"id": "Snake-v1", "banana": 1}, "jumanji Snake-v1 has no option 'banana': write some of num_cols"),
-        ("jumanji", {"id": "Snake-v1", "time_limit": 9}, "jumanji Snake-v1 has no option 'time_limit'"),
+        ("jumanji", {"id": "Snake-v1", "banana": 1}, "has no option 'banana': write some of episode_length, num"),
+        ("jumanji", {"id": "Snake-v1", "time_limit": 9}, "no option 'time_limit': write some of episode_length, num"),
         ("jumanji", {"id": "Snake-v1", "num_rows": "x"}, "env.num_rows=x: write a number, such as 12"),
+        ("jumanji", {"id": "Snake-v1", "num_rows": 0}, "env.num_rows=0: write a whole number of at least 1"),
         ("jumanji", {"id": "Snake-v1", "episode_length": 0}, "env.episode_length=0: write a whole number"),
         ("jumanji", {"id": "Snake-v1", "num_agents": 2}, "env.num_agents=2: jumanji Snake-v1 takes none: leave it out"),
         ("lbf", {"banana": 1}, "jumanji LevelBasedForaging has no option 'banana': write some of .*grid_size"),

@@ -182,6 +182,34 @@ def test_xland_ends_with_its_goal_and_samples_the_rulesets_of_a_file(tmp_path):
     assert set(np.asarray(states.state.goal_encoding)[:, 2].tolist()) == {1, 2, 3}
 
 
+def test_an_episode_of_minigrid_that_ends_with_a_failure_is_no_success():
+    steps = batch_played(made("xminigrid", id="MiniGrid-MemoryS8"), 64, 300)
+    over, paid = np.asarray(steps.terminated), np.asarray(steps.reward) > 0
+    assert (over & paid).any() and (over & ~paid).any()
+    np.testing.assert_array_equal(steps.episode.success, paid)
+
+
+def test_playground_repeats_actions_and_its_time_limit_counts_the_repeated():
+    once, twice = (made("playground", id="CartpoleBalance", action_repeat=n) for n in (1, 2))
+    assert (once.spec.max_episode_steps, twice.spec.max_episode_steps) == (1000, 500)
+    assert twice.bodies is not None and twice.bodies.scene().step_s == 2 * once.bodies.scene().step_s
+    first, _ = jax.jit(once.reset)(KEY, ())
+    second, _ = jax.jit(twice.reset)(KEY, ())
+    action, step, paid = jnp.full(1, 0.3), jax.jit(once.step), 0.0
+    for _ in range(2):
+        first, ts = step(first, action, KEY)
+        paid += ts.reward
+    _, both = jax.jit(twice.step)(second, action, KEY)
+    np.testing.assert_allclose(both.obs, ts.obs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(both.reward, paid, rtol=1e-5)
+
+
+def test_freeways_time_limit_truncates():
+    env = made("pgx", id="minatar-freeway")
+    _, (_, _, steps) = played(env, env.spec.max_episode_steps)
+    assert env.spec.max_episode_steps == 2500 and not steps.terminated.any()
+
+
 def test_pgx_passes_the_key_of_a_step_on():
     env = made("pgx", id="2048")
     state, _ = jax.jit(env.reset)(KEY, ())
@@ -245,19 +273,40 @@ REFUSED = [
     ("playground", {"id": "CheetahRun", "randomized_models": 4}, "no domain randomization of CheetahRun: leave it out"),
     ("playground", {"id": "LeapCubeReorient"}, r"does not run on this JAX: it calls jnp.clip\(a_max=\)"),
     ("playground", {"id": "CheetahRun", "num_agents": 2}, "env.num_agents=2: env=playground has one agent"),
+    ("playground", {"id": "CheetahRun", "action_repeat": 0}, "env.action_repeat=0: write a whole number of"),
+    ("playground", {"id": "CheetahRun", "sim_dt": -1.0}, "env.sim_dt=-1.0, env.ctrl_dt=0.01: write seconds above 0"),
+    ("craftax", {"id": "Craftax-Symbolic-v1", "day_length": 0}, "env.day_length=0: write a whole number of at least 1"),
     ("craftax", {"id": "Craftax-Symbolic-v1", "day": 1}, "craftax Craftax-Symbolic-v1 has no parameter 'day'"),
     ("craftax", {"id": "Craftax-Symbolic-v1", "episode_length": 0}, "env.episode_length=0: write a whole number"),
     ("craftax", {"id": "Craftax-Symbolic-v1", "metrics": {"gold": "last"}}, "has no metric 'gold': write some of"),
     ("xminigrid", {"id": "MiniGrid-Empty-5x5", "benchmark": "x"}, "xminigrid MiniGrid-Empty-5x5: has no rules"),
     ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "benchmark": "no.pkl"}, "env.benchmark=no.pkl: no such file"),
-    ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "ruleset": {"goal": [3]}}, "env.ruleset has goal: write goal, rules"),
+    ("xminigrid", {"id": "MiniGrid-Empty-5x5", "view_size": 4}, "env.view_size=4: write an odd number of at least 3"),
+    ("xminigrid", {"id": "MiniGrid-Empty-5x5", "height": -1}, "env.height=-1: write a whole number of at least 1"),
+    ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "grid_type": "R"}, "does not take env.grid_type: RuntimeError"),
+    *(
+        ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "ruleset": ruleset}, f"env.ruleset{message}")
+        for ruleset, message in (
+            ({"goal": [3]}, "=.*: write goal, rules, init_tiles"),
+            (5, "=5: write goal, rules, init_tiles"),
+            ({"goal": [3, 3, 5], "rules": None, "init_tiles": [[3, 5]]}, ".rules=None: write lists of up to 7 numbers"),
+            ({"goal": [1.5, 3, 5], "rules": [[0]], "init_tiles": [[3, 5]]}, ".goal=.*: write up to 5 numbers"),
+            (
+                {"goal": [99, 3, 5], "rules": [[0]], "init_tiles": [[3, 5]]},
+                ": write a goal below 15 and tiles below 13",
+            ),
+            ({"goal": [1, 3, 5], "rules": [[0]], "init_tiles": [[3, 50]]}, ": write colors below 12"),
+        )
+    ),
     ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "size": 3}, "has no option 'size': write some of grid_type, height"),
     ("pgx", {"id": "2048", "opponent": "random"}, "env.opponent=random: 2048 has one player: leave it out"),
+    ("pgx", {"id": "2048", "banana": 1}, "pgx 2048 has no option 'banana': write some of opponent, episode_length"),
     ("pgx", {"id": "go_9x9", "opponent": "expert"}, "env.opponent=expert: write one of random, one_ply"),
     ("octax", {"id": "pong", "frame_skip": 0}, "env.frame_skip=0: write a whole number of at least 1"),
     ("octax", {"id": "pong", "banana": 0}, "octax pong has no option 'banana': write some of instruction_frequency"),
     ("navix", {"id": "Navix-Empty-5x5-v0", "view": "x"}, "env.view=x: write one of first_person, whole, pixels"),
     ("navix", {"id": "Navix-Empty-5x5-v0", "banana": 1}, "does not take these options: .*banana.*: leave them out"),
+    ("jaxtari", {"id": "pong", "banana": 1}, "jaxtari pong has no option 'banana': write some of view, frame_skip"),
     ("jaxtari", {"id": "pong", "view": "x"}, "env.view=x: write one of objects, pixels"),
     ("jaxtari", {"id": "pong", "sticky_actions": 2}, "env.sticky_actions=2: write a number from 0 to 1"),
 ]

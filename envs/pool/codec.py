@@ -168,8 +168,7 @@ def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = (
         return {"kind": "MultiBinary", "shape": list(space.shape), "dtype": str(space.dtype), **array}
     raise ValueError(
         f"{name} has observations of kind {type(space).__name__}: Box, Discrete, MultiDiscrete, MultiBinary, and Dict "
-        "and Tuple of these are supported; a wrapper may change it, as gymnasium.wrappers.TransformObservation, or "
-        "+env.wrappers=[minigrid.wrappers.ImgObsWrapper] for MiniGrid"
+        "and Tuple of these are supported; write a wrapper, such as +env.wrappers=[minigrid.wrappers.ImgObsWrapper]"
     )
 
 

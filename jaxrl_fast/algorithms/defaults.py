@@ -54,7 +54,7 @@ def of_environment(algo: str, spec: EnvSpec) -> dict[str, Any]:
         Arguments of the algorithm's factory.
     """
     both = isinstance(spec.obs, dict) and {PRIVILEGED, OBSERVED} <= set(spec.obs)
-    found: dict[str, Any] = dict(_KEYS) if both and algo in ASYMMETRIC else {}
+    found: dict[str, Any] = {name: _KEYS[name] for name in ASYMMETRIC.get(algo, ()) if both}
     if algo not in ("ppo", "ippo", "mappo"):
         return found
     found |= {"normalize_rewards": True} if algo == "ppo" else {}
@@ -91,14 +91,11 @@ _REWARDS = ("entropy_coef", "normalize_rewards")
 _SCALES = ("initial_deviation", "free_deviation", "normalize_observations")
 OBSERVED, PRIVILEGED = "state", "privileged_state"
 """Entries of an observation of MuJoCo Playground's robots: what the robot measures, and what only the simulator has."""
-ASYMMETRIC = ("ppo", "sac", "sac_discrete", "td3", "flash_sac", "fast_td3", "reppo", "iql", "td3_bc")
-"""Algorithms whose policy then reads the first and whose critic the second, as brax's trainer of these robots."""
 _KEYS = {"policy_keys": (OBSERVED,), "critic_keys": (PRIVILEGED,)}
-FOLLOWING = dict.fromkeys(ASYMMETRIC, tuple(_KEYS)) | {
-    "ppo": (*_REWARDS, *_SCALES, *_KEYS),
-    "ippo": _REWARDS,
-    "mappo": _REWARDS,
-}
+_BOTH = ("ppo", "sac", "sac_discrete", "td3", "flash_sac", "fast_td3", "reppo", "iql", "td3_bc")
+ASYMMETRIC = dict.fromkeys(_BOTH, tuple(_KEYS)) | {"bc": ("policy_keys",)}
+"""Algorithms whose policy then reads the first and whose critic the second, as brax's trainer of these robots."""
+FOLLOWING = ASYMMETRIC | {"ppo": (*_REWARDS, *_SCALES, *_KEYS), "ippo": _REWARDS, "mappo": _REWARDS}
 """Settings by algorithm that `of_environment` may choose."""
 CONTINUOUS: dict[str, Any] = {"normalize_rewards": True, "entropy_coef": 0.0}
 """The value network does not reach rewards of any magnitude: Pendulum-v1 -1,131, with normalized rewards -169 (with

@@ -259,7 +259,7 @@ class MinGru(nn.Module):
     @nn.compact
     def __call__(self, state: jax.Array, x: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
         gate, candidate = jnp.split(_dense(x, 2 * self.size), 2, axis=-1)
-        gate = nn.sigmoid(gate - self.param("log_steps", _log_steps, (self.size,)))
+        gate = nn.sigmoid(gate - self.param("log_steps", _log_steps, (self.size,))[None, None])
         states = linear_recurrence(jnp.where(first[..., None], 0.0, 1.0 - gate), gate * candidate, state, jnp.multiply)
         return states, states
 

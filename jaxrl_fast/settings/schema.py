@@ -121,8 +121,8 @@ class EvalOptions:
 
     every: int | None = setting(None, "env steps per evaluation, 0 none; 10 a run", 0, resume="free")
     episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE, resume="free")
-    beside: bool = setting(True, "in a background process, during training", resume="silent")
-    device: Literal["cpu", "same"] = setting("cpu", "device of that process:", resume="silent", aside=True)
+    beside: bool = setting(True, "in a background process, during training", resume="silent", aside=True)
+    device: Literal["cpu", "same"] = setting("cpu", "device of the background process:", resume="silent", aside=True)
     picture: bool = setting(False, "draw an episode after each, in a subprocess", resume="silent", aside=True)
     share: bool = setting(False, "in training's own host envs, between chunks", resume="free", aside=True)
     sample: bool = setting(False, "draw actions from the policy, not greedy ones", resume="free", aside=True)
