@@ -93,10 +93,7 @@ EXTRAS = ("jaxmarl", "jumanji", "playground", "craftax", "xminigrid", "pgx", "oc
 """Suites whose package is an optional extra of jaxrl_fast."""
 NEEDS_PYTHON = {"navix": (3, 12)}
 """Oldest Python of a suite's package, where it is not jaxrl_fast's."""
-REFUSED_SUITES = {
-    "kinetix": "it needs JAX 0.9 or earlier",
-    "popgym_arcade": "it replaces the package gymnax by another version",
-}
+REFUSED_SUITES = {"kinetix": "it needs JAX 0.9 or earlier", "popgym_arcade": "it replaces gymnax by another version"}
 """Suites that do not install next to jaxrl_fast, and why."""
 OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari", "playground", "craftax", "xminigrid", "pgx", "octax", "jaxtari"}
 OF_ONE_AGENT |= {"navix"}

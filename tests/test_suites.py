@@ -16,6 +16,7 @@ import pytest
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.core import Box, Discrete, MultiDiscrete
 from jaxrl_fast.envs.adapter_utils import relaxed
 from jaxrl_fast.envs.env import Env, vectorize
@@ -335,6 +336,8 @@ def test_a_suite_that_is_not_installed_is_named_with_its_extra(suite: str):
 def test_a_suite_that_does_not_install_here_is_refused_with_the_reason(suite: str):
     with pytest.raises(ValueError, match=f"env={suite} is not supported: it "):
         envs.make(suite, id="any")
+    with pytest.raises(ValueError, match=f"env={suite} is not supported: it "):
+        compose([f"env={suite}", "env.id=any"])
 
 
 @pytest.mark.parametrize("auto_reset", [True, False])

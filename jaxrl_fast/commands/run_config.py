@@ -412,6 +412,8 @@ def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
 
 
 def _known_option(group: str, name: str) -> str:
+    if group == "env" and name in envs.REFUSED_SUITES:
+        envs.resolve(name, {})
     if name not in options_of(group):
         more = "; any other id is env=brax env.id=... or env=gymnax env.id=..." if group == "env" else ""
         raise ConfigError(f"{group}={name} is unknown: {nearest(name, options_of(group))}{more}")
