@@ -317,7 +317,8 @@ def _sharing(vec: VecEnv, env: Env, row_steps: int) -> VecEnv:
     interval = min(env.steps_per_reset or 1, lap * size)
 
     def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
-        return vec.draw_fresh(key, -(-num_steps // interval) * row_steps)
+        keys = jax.random.split(key, -(-num_steps // interval))  # one row after another: a reset may need much memory
+        return jax.tree.map(lambda x: x[:, 0], jax.lax.map(lambda key: vec.draw_fresh(key, row_steps), keys))
 
     def step(state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: Index) -> tuple[VecState, Timestep]:
         taken = (jnp.arange(size) + t % interval // lap) % size
