@@ -25,7 +25,7 @@ CLIPS = "it calls jnp.clip(a_max=), which JAX 0.10 removed"
 REFUSED = {"PandaRobotiqPushCube": CLIPS, "LeapCubeReorient": CLIPS}
 IMPLEMENTATIONS = "jax", "warp"
 STEPS_PER_RESET = 64
-"""A reset costs as much as several steps, and episodes are long."""
+"""A reset costs as much as 4 steps of CartpoleSwingup, and 244 of CheetahRun, which stabilizes itself first."""
 SHORTEST_OF_ROBOTS = 8
 """A guess at the shortest episode of a robot that falls, in steps. Without pictures the others end by NaN alone."""
 

@@ -60,19 +60,7 @@ def playing(env: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from jaxrl_fast.core import Box, Discrete
-
-    space = env.spec.action
-
-    def choose(key: Any, obs: Any) -> Any:
-        if isinstance(space, Box):
-            shape = (env.num_envs, *space.low.shape)
-            low, high = (jnp.broadcast_to(jnp.asarray(bound), shape) for bound in space)
-            return low + (high - low) * jax.random.uniform(key, shape)
-        assert isinstance(space, Discrete)
-        masked = isinstance(obs, dict) and "action_mask" in obs
-        allowed = obs["action_mask"] if masked else jnp.ones((env.num_envs, space.num_actions), bool)
-        return jax.random.categorical(key, jnp.where(allowed, 0.0, -jnp.inf))
+    from jaxrl_fast.learning.acting import uniform_action
 
     def play(state: Any, obs: Any, key: Any) -> Any:
         bank = env.draw_fresh(key, STEPS)
@@ -80,7 +68,7 @@ def playing(env: Any) -> Any:
         def step(carried: Any, t: Any) -> Any:
             state, obs = carried
             now = jax.random.fold_in(key, t)
-            state, ts = env.step(state, choose(now, obs), now, bank, t)
+            state, ts = env.step(state, uniform_action(env.spec.action, obs, (env.num_envs,), now), now, bank, t)
             return (state, ts.obs), None
 
         return *jax.lax.scan(step, (state, obs), jnp.arange(STEPS))[0], jax.random.fold_in(key, STEPS)

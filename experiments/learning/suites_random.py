@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl_fast as jf
-from jaxrl_fast.core import Box, Discrete
+from jaxrl_fast.learning.acting import uniform_action
 
 EPISODES, LEAST_STEPS = 64, 1_000
 
@@ -15,18 +15,8 @@ def main(suite: str, id: str) -> None:
     """Play until each of the environments has ended an episode, or for its time limit."""
     vec = jf.make_env(suite, id=id, num_envs=EPISODES)
     assert isinstance(vec, jf.VecEnv)
-    action, steps = vec.spec.action, max(LEAST_STEPS, vec.spec.max_episode_steps or 0)
+    steps = max(LEAST_STEPS, vec.spec.max_episode_steps or 0)
     chunk = 50
-
-    def choose(key: jax.Array, obs: object) -> jax.Array:
-        if isinstance(action, Box):
-            low, high = (jnp.broadcast_to(jnp.asarray(x), (EPISODES, *action.low.shape)) for x in action)
-            return low + (high - low) * jax.random.uniform(key, low.shape)
-        assert isinstance(action, Discrete)
-        mask = (
-            obs["action_mask"] if isinstance(obs, dict) and "action_mask" in obs else jnp.ones(action.num_actions, bool)
-        )
-        return jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf), shape=(EPISODES,))
 
     @jax.jit
     def play(state: object, obs: object, key: jax.Array) -> tuple:
@@ -35,7 +25,7 @@ def main(suite: str, id: str) -> None:
         def step(carried: tuple, t: jax.Array) -> tuple:
             state, obs = carried
             now = jax.random.fold_in(key, t)
-            state, ts = vec.step(state, choose(now, obs), now, bank, t)
+            state, ts = vec.step(state, uniform_action(vec.spec.action, obs, (EPISODES,), now), now, bank, t)
             return (state, ts.obs), (ts.terminated | ts.truncated, ts.episode.returns)
 
         return jax.lax.scan(step, (state, obs), jnp.arange(chunk))
