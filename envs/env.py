@@ -238,6 +238,8 @@ class VecEnv(NamedTuple):
         sums: ``(done [T, E], totals [T, E]) -> metrics``, sums over the episodes that ended in a rollout, outside of
             its scan, because a sum over ``E`` is an all-reduce.
         made: How `jaxrl_fast.make_env` made it; None if another function did.
+        steps_per_draw: Steps that a row of ``draw_fresh`` serves where resets cost more than steps, else 0. A row may
+            then last over several rollouts.
     """
 
     spec: EnvSpec
@@ -248,6 +250,7 @@ class VecEnv(NamedTuple):
     env: Env | None = None
     sums: Callable[[jax.Array, EpisodeTotals], Metrics] = sum_episodes
     made: Made | None = None
+    steps_per_draw: int = 0
 
 
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:
@@ -330,7 +333,7 @@ def _sharing(vec: VecEnv, env: Env, row_steps: int) -> VecEnv:
 
         return vec.step(state, action, key, jax.tree.map(moved, bank), 0)
 
-    return vec._replace(draw_fresh=draw_fresh, step=step)
+    return vec._replace(draw_fresh=draw_fresh, step=step, steps_per_draw=interval)
 
 
 A_COUNT = "write a whole number of at least 1 that 32 bits hold (2,147,483,647)"

@@ -24,8 +24,6 @@ ROBOTS = (*registry.locomotion.ALL_ENVS, *registry.manipulation.ALL_ENVS)
 CLIPS = "it calls jnp.clip(a_max=), which JAX 0.10 removed"
 REFUSED = {"PandaRobotiqPushCube": CLIPS, "LeapCubeReorient": CLIPS}
 IMPLEMENTATIONS = "jax", "warp"
-STEPS_PER_RESET = 64
-"""A reset costs as much as 4 steps of CartpoleSwingup, and 244 of CheetahRun, which stabilizes itself first."""
 SHORTEST_OF_ROBOTS = 8
 """A guess at the shortest episode of a robot that falls, in steps. Without pictures the others end by NaN alone."""
 
@@ -100,7 +98,8 @@ def make(
         raise ValueError(f"playground {id} failed: {fault_of(error)}") from error
     check_shapes(env, f"playground {id}")
     shortest = SHORTEST_OF_ROBOTS if id in ROBOTS or settings.get("vision") else limit
-    return env._replace(shortest_episode=shortest, steps_per_reset=STEPS_PER_RESET)
+    # A reset costs as much as 4 steps of CartpoleSwingup, and 244 of CheetahRun, which stabilizes itself first.
+    return env._replace(shortest_episode=shortest, steps_per_reset=limit)
 
 
 def _check_settings(settings: dict[str, Any]) -> None:

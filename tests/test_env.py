@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jaxrl_fast.core import Discrete, EnvSpec, Timestep, over_two_axes
 from jaxrl_fast.envs import from_gymnax
 from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, vectorize
-from jaxrl_fast.learning.rollout import start, unroll
+from jaxrl_fast.learning.rollout import sample_compiled, start, unroll
+from jaxrl_fast.runtime.graph import Fragment, step_of
 
 NUM_ENVS = 4
 
@@ -234,3 +235,42 @@ def test_one_axis_for_two_gives_what_two_maps_give_to_the_bit(shape):
     keys = jax.random.split(jax.random.key(5), shape)
     got, want = (jax.jit(f)(keys) for f in (lambda keys: over_two_axes(draw, keys), jax.vmap(jax.vmap(draw))))
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@settings(max_examples=8)
+@given(
+    ends_at=st.integers(1, 5),
+    steps=st.integers(2, 24),
+    rollout_length=st.sampled_from([1, 2, 3]),
+    num_envs=st.sampled_from([1, 3, 8, 40]),
+    seed=st.integers(0, 99),
+)
+def test_a_row_of_initial_states_that_lasts_over_ticks_is_never_started_from_twice(
+    ends_at, steps, rollout_length, num_envs, seed
+):
+    env = vectorize(walk(ends_at=ends_at, shortest=ends_at)._replace(steps_per_reset=steps), num_envs=num_envs)
+    act, draws = scripted(np.zeros((100, num_envs), int)), []
+
+    def counted(key, num_steps):
+        jax.debug.callback(draws.append, num_steps, ordered=True)
+        return env.draw_fresh(key, num_steps)
+
+    def make(env):
+        def step(private, inputs, hyper, key):
+            private, rollout, metrics = unroll(env, act, private, key, rollout_length)
+            return private, {"rollout": rollout}, metrics
+
+        return Fragment("sample", lambda key: start(env, jnp.zeros(num_envs, jnp.int32), key), step, (), ("rollout",))
+
+    fragment = sample_compiled(make, env._replace(draw_fresh=counted), rollout_length)
+    state, rollouts, ticks = fragment.init(jax.random.key(seed)), [], 24
+    step = jax.jit(lambda state, key, tick: step_of(fragment, tick)(state, {}, None, key)[:2])
+    for tick in range(ticks):
+        state, written = step(state, jax.random.key(1000 * seed + tick), tick)
+        rollouts.append(written["rollout"])
+    jax.effects_barrier()
+    rollout = jax.tree.map(lambda *xs: np.concatenate(xs), *rollouts)
+    for names, first in zip(rollout.obs[..., 0].T, rollout.first.T, strict=True):
+        assert len(set(names[first].tolist())) == first.sum()
+    every = max(1, env.steps_per_draw // rollout_length)
+    assert len(draws) == -(-ticks // every)

@@ -54,7 +54,7 @@ KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 SUITES = "craftax jaxtari navix octax pgx xminigrid".split()
 ONE_ADAPTER = {name: f"jaxrl_fast.envs.from_{name}" for name in ("brax", "gymnax", "jaxmarl", "jumanji", *SUITES)}
 ONE_ADAPTER["mujoco_playground"] = "jaxrl_fast.envs.from_playground"
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 165, 23_300
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 165, 23_350
 """Not counted: `targets`, which compiles for absent machines, and `ADDED`."""
 ADDED = {"bc", "fast_td3", "iql", "reppo", "td3_bc", "from_playground", *(f"from_{suite}" for suite in SUITES)}
 """New files in ``envs/from_*`` and ``algorithms/``."""

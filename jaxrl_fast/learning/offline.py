@@ -25,7 +25,7 @@ from jaxrl_fast.learning.host_sampling import no_steps
 from jaxrl_fast.learning.replay import Buffer, RingState, Sampled, SampledWindows, Source, Window, gather_windows
 from jaxrl_fast.learning.replay import uniform_source as uniform
 from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
-from jaxrl_fast.runtime.graph import Channels, Fragment
+from jaxrl_fast.runtime.graph import Channels, Fragment, step_of
 
 
 class Recorded(NamedTuple):
@@ -330,9 +330,9 @@ def sampling_later(
     """
     if isinstance(env, HostEnv):
         return _sampling_later_on_host(fragment, env, shapes, ticks, online=online)
-    sample: Callable[..., tuple] = fragment.step
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        sample = step_of(fragment, turn - ticks)
         measured = jax.eval_shape(sample, private, inputs, hyper, key)[2]
 
         def rest() -> tuple:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Metrics, PyTree, Transition, on_every_device
-from jaxrl_fast.envs.env import VecEnv, VecState
+from jaxrl_fast.envs.env import Index, VecEnv, VecState
+from jaxrl_fast.runtime.graph import Channels, Fragment
 
 MAX_NUMBERS = 1024
 """Largest number of elements of each environment's array that is packed; larger arrays, such as images, stay separate.
@@ -101,12 +102,14 @@ class SamplerState(NamedTuple):
         obs: Observations that the policy acts on next, ``[E, ...]``.
         first: Whether ``obs`` begins an episode, bool ``[E]``.
         carry: Recurrent memory and frame stacks of the policy, ``[E, ...]``.
+        row: Initial states and observations ``[E, ...]`` that last over several rollouts, or ``()``.
     """
 
     env: VecState
     obs: PyTree
     first: jax.Array
     carry: PyTree
+    row: PyTree = ()
 
 
 def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
@@ -155,11 +158,9 @@ def unroll(
         return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
 
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))
-    xs = jnp.arange(num_steps), keys[:, 0], keys[:, 1]
-    end, (transitions, episodes) = scan(step, state, xs)
+    end, (transitions, episodes) = scan(step, state, (jnp.arange(num_steps), keys[:, 0], keys[:, 1]))
     metrics = env.sums(transitions.terminated | transitions.truncated, episodes)
-    metrics["nonfinite_step"] = _first_nonfinite(transitions)
-    return end, transitions, metrics
+    return end, transitions, metrics | {"nonfinite_step": _first_nonfinite(transitions)}
 
 
 def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
@@ -210,6 +211,48 @@ def scan_sequences(every: int, scan: Callable, step: Callable, state: SamplerSta
     end, (memory, outputs) = jax.lax.scan(sequence, state, cut)
     transitions, episodes = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
     return end, (transitions._replace(extras=transitions.extras._replace(memory=memory)), episodes)
+
+
+def sample_compiled(make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_length: int) -> Fragment:
+    """Build a fragment that samples. Where initial states last over several ticks, it draws them only then.
+
+    Args:
+        make: ``(env) -> fragment`` whose step calls `unroll` and whose state is a `SamplerState`.
+        env: Compiled environments.
+        rollout_length: Steps of each environment in a tick.
+
+    Returns:
+        The fragment.
+    """
+    plain, ticks = make(env), env.steps_per_draw // rollout_length
+    return plain if ticks < 2 else _with_lasting_row(make, env, rollout_length, ticks)
+
+
+def _with_lasting_row(make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_length: int, ticks: int) -> Fragment:
+    """Build a fragment that draws initial states once in so many ticks."""
+    plain = make(env)
+
+    def draw(key: jax.Array) -> PyTree:
+        return jax.tree.map(lambda rows: rows[0], env.draw_fresh(key, ticks * rollout_length))
+
+    def init(key: jax.Array) -> SamplerState:
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, key))
+        return plain.init(key)._replace(row=empty)
+
+    def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        since = turn % ticks
+        # Several seeds share one count of ticks, so this stays a condition: a reset may cost hundreds of steps.
+        row = jax.lax.cond(since == 0, draw, lambda key: private.row, jax.random.split(key)[0])
+
+        def step_later(state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: Index) -> tuple:
+            return env.step(state, action, key, bank, since * rollout_length + t)
+
+        stored = env._replace(draw_fresh=lambda key, steps: jax.tree.map(lambda x: x[None], row), step=step_later)
+        own_step: Callable[..., tuple] = make(stored).step
+        after, channels, metrics = own_step(private._replace(row=()), inputs, hyper, key)
+        return after._replace(row=row), channels, metrics
+
+    return plain._replace(init=init, step=step, counts=True)
 
 
 def _first_nonfinite(transitions: Transition) -> jax.Array:

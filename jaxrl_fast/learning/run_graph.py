@@ -41,7 +41,7 @@ from jaxrl_fast.learning.minibatches import MAX_SHARDS, on_policy_experience
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.learning.offline import Recorded, starting_offline
 from jaxrl_fast.learning.relabeling import transformed
-from jaxrl_fast.learning.rollout import SamplerState, scan_packed, scan_sequences, start, unroll
+from jaxrl_fast.learning.rollout import SamplerState, sample_compiled, scan_packed, scan_sequences, start, unroll
 from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
 from jaxrl_fast.numerics.normalization import (
     Statistics,
@@ -52,7 +52,7 @@ from jaxrl_fast.numerics.normalization import (
     update_stats,
 )
 from jaxrl_fast.numerics.optimizers import at_start, resolve, schedules
-from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check_graph
+from jaxrl_fast.runtime.graph import NOT_SHARDED, Channels, Fragment, Graph, ShardingAxes, check_graph
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 
 Overlap = Literal["none", "sampling", "actor_critic", "all"]
@@ -358,10 +358,10 @@ def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -
         sample = make_sample(env, agent, rollout_shapes(env, agent))
     else:
         scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every
-        sample = sample_fragment(env, agent, scan if every == 1 else partial(scan_sequences, every, scan))
-    if agent.num_agents is None:
-        return sample
-    return sample._replace(by_agents=ShardingAxes(None, {}, agent.num_agents, "agents"))
+        scan = scan if every == 1 else partial(scan_sequences, every, scan)
+        sample = sample_compiled(partial(sample_fragment, agent=agent, scan=scan), env, agent.rollout_length)
+    by_agents = NOT_SHARDED if agent.num_agents is None else ShardingAxes(None, {}, agent.num_agents, "agents")
+    return sample._replace(by_agents=by_agents)
 
 
 def products_beside(env: VecEnv | HostEnv, agent: BoundAgent) -> Products:

@@ -16,7 +16,7 @@ from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.flat_params import make_learning
-from jaxrl_fast.learning.rollout import SamplerState, start, unroll
+from jaxrl_fast.learning.rollout import SamplerState, sample_compiled, start, unroll
 from jaxrl_fast.learning.run_graph import (
     bind,
     experience_fragment,
@@ -82,12 +82,15 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
     def init(key: jax.Array) -> SamplerState:
         return start(env, (), key)
 
-    def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
-        private, rollout, metrics = unroll(env, act, private, key, rollout_length)
-        return private, {}, {**metrics, "reward_sum": jnp.sum(rollout.reward)}
+    def make(env: VecEnv) -> Fragment:
+        def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+            private, rollout, metrics = unroll(env, act, private, key, rollout_length)
+            return private, {}, {**metrics, "reward_sum": jnp.sum(rollout.reward)}
 
-    division = ShardingAxes(0, {}, env.num_envs, "environments")
-    return Graph((Fragment("sample", init, step, (), (), division=division, tags=(SAMPLING,)),))
+        division = ShardingAxes(0, {}, env.num_envs, "environments")
+        return Fragment("sample", init, step, (), (), division=division, tags=(SAMPLING,))
+
+    return Graph((sample_compiled(make, env, rollout_length),))
 
 
 def host_environments_only(env: HostEnv) -> Callable[[int], None]:
