@@ -98,6 +98,8 @@ REFUSED_SUITES = {"kinetix": "it needs JAX 0.9 or earlier", "popgym_arcade": "it
 OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari", "playground", "craftax", "xminigrid", "pgx", "octax", "jaxtari"}
 OF_ONE_AGENT |= {"navix"}
 """Suites whose environments take no ``num_agents``."""
+OF_FILES = {"mjcf": "robot.xml"}
+"""Suites of a file (``env.file``), stepped as ``env.backend`` says, and an example."""
 OF_SEVERAL_AGENTS = {"jaxmarl", "jumanji", "pettingzoo", "traffic"}
 FRAME_STACK = {"atari": 4}
 """Default frame stack by suite, in frames."""
@@ -133,8 +135,9 @@ def make(name: str, **options: Any) -> "Env":
         raise ValueError(f"env={name} is stepped on the host and cannot be compiled: write jaxrl_fast.make_env(...)")
     frame_stack = options.pop("frame_stack", None)
     try:
-        if suite == "custom":
-            return _seen(import_module("jaxrl_fast.envs.custom").make(**options), frame_stack)
+        if suite == "custom" or suite in OF_FILES:
+            named = "jaxrl_fast.envs.custom" if suite == "custom" else f"jaxrl_fast.envs.from_{suite}"
+            return _seen(import_module(named).make(**options), frame_stack)
         id = options.pop("id")
         module = import_module(MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"))
     except ModuleNotFoundError as error:
@@ -176,7 +179,10 @@ def make_vec(
     if suite == "custom":
         custom = import_module("jaxrl_fast.envs.custom")
         made = custom.make_any(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
-    elif pool:
+    elif suite in OF_FILES and options.get("backend") == "mujoco":
+        module = import_module(f"jaxrl_fast.envs.from_{suite}")
+        made = module.make_host(num_envs=num_envs, num_seeds=num_seeds, pool=pool_options(pool), **options)
+    elif pool and suite not in OF_FILES:
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
     else:
         import_module("jaxrl_fast.core").require_devices()
@@ -232,9 +238,11 @@ def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
         ValueError: As `make`, or the environment on the host has no pictures.
     """
     suite, given = resolve(name, options)
-    if suite not in (*HOST_SUITES, "custom"):
+    if suite not in (*HOST_SUITES, "custom") and options.get("backend") != "mujoco":
         return make(name, **options)
     given.pop("frame_stack", None)
+    if suite in OF_FILES:
+        return import_module(f"jaxrl_fast.envs.from_{suite}").film(**given)
     if suite == "custom":
         return import_module("jaxrl_fast.envs.custom").make_to_draw(**given)
     module_name, _, film = HOST_SUITES[suite]
@@ -288,6 +296,9 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
     suite, options = resolve(name, dict(options or {}))
     if suite == "custom":
         return f"custom = {options['make']}"
+    if suite in OF_FILES:
+        host = ", stepped on the host" if options.get("backend") == "mujoco" else ""
+        return f"{options['file']} = {suite}{host}"
     id = options["id"]
     if suite in HOST_SUITES:
         return f"{id} = {suite}, stepped on the host"
@@ -307,7 +318,7 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         options: Options of the environment.
 
     Returns:
-        The suite, and options with the ``id`` (of ``custom``: the ``make``).
+        The suite, and options with the ``id`` (of ``custom``: the ``make``; of `OF_FILES`: the ``file``).
 
     Raises:
         ValueError: Unknown name, missing ``id`` or ``make``, an ``id`` that contradicts the short name, or
@@ -325,10 +336,16 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if not options.get("make"):
             raise ValueError("env=custom needs env.make, for example env.make=my_package.make")
         return name, options
+    if name in OF_FILES:
+        if not options.get("file"):
+            raise ValueError(f"env={name} needs env.file, for example env.file={OF_FILES[name]}")
+        return name, options
     if name in REFUSED_SUITES:
         raise ValueError(f"env={name} is not supported: {REFUSED_SUITES[name]}")
     if name not in EXAMPLE_IDS:
-        raise ValueError(f"unknown environment '{name}'; {_nearest(name, [*SHORT_NAMES, *EXAMPLE_IDS, 'custom'])}")
+        raise ValueError(
+            f"unknown environment '{name}'; {_nearest(name, [*SHORT_NAMES, *EXAMPLE_IDS, *OF_FILES, 'custom'])}"
+        )
     if not options.get("id"):
         raise ValueError(f"env={name} needs env.id, for example env.id={EXAMPLE_IDS[name]}")
     return name, options

@@ -35,8 +35,8 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
         ValueError: The function cannot be imported, fails, or returns something else.
     """
     called = _call(make, options)
-    if _is_gymnasium(called.made) or _is_parallel(called.made):
-        called.made.close()
+    if _is_gymnasium(called.made) or _is_parallel(called.made) or _is_batched(called.made):
+        getattr(called.made, "close", lambda: None)()
         raise ValueError(f"env.make={called.name} is stepped on the host and cannot be compiled: write make_env(...)")
     return _compiled(called)
 
@@ -47,19 +47,22 @@ def make_any(
     """Make a user's compiled environment, or a vectorized one stepped on the host.
 
     Args:
-        make: As in `make`; it may also return a `gymnasium.Env` or a PettingZoo parallel environment.
+        make: As in `make`; it may also return a `gymnasium.Env`, a PettingZoo parallel environment or a simulator of
+            many environments (`envs.from_batched`). It gets ``num_envs`` if it has a parameter of that name.
         num_envs: Number of environments for each seed, if stepped on the host.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
         **options: As in `make`.
 
     Returns:
-        An `Env`, or a `HostEnv` for an environment of Gymnasium or PettingZoo.
+        An `Env`, or a `HostEnv` for what is stepped on the host.
 
     Raises:
         ValueError: As `make`, or an option of the pool is wrong.
     """
-    called = _call(make, options)
+    called = _call(make, options, num_envs)
+    if _is_batched(called.made):
+        return _simulator(called, num_envs, num_seeds, pool)
     if _is_gymnasium(called.made) or _is_parallel(called.made):
         given = import_module("jaxrl_fast.envs").pool_options(pool)
         host = import_module("jaxrl_fast.envs.from_gymnasium")
@@ -90,6 +93,10 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
         ValueError: As `make`, or an environment on the host has no pictures.
     """
     called = _call(make, options)
+    if _is_batched(called.made):
+        raise ValueError(
+            f"env.make={called.name} is a simulator of many, of which nothing is drawn here: use its renderer"
+        )
     if not (_is_gymnasium(called.made) or _is_parallel(called.made)):
         return _compiled(called)
     if _takes_render_mode(called.function):
@@ -126,7 +133,23 @@ class Called(NamedTuple):
     episode_length: int | None
 
 
-def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
+def _simulator(called: Called, num_envs: int, num_seeds: int, pool: dict[str, Any] | None) -> HostEnv:
+    """Make a host environment of a simulator of many."""
+    if called.episode_length is not None:
+        raise ValueError(f"env.make={called.name} is a simulator, which sets its limit: leave env.episode_length out")
+    options = import_module("jaxrl_fast.envs").pool_options(pool)
+    if options._replace(num_groups=None, workers=options.workers or "auto") != type(options)():
+        raise ValueError(f"env.make={called.name} is one simulator and has no pool: leave pool out")
+
+    def again(number: int) -> Any:
+        own = {"num_envs": number} if "num_envs" in called.options else {}
+        return called.function(**called.options | own)
+
+    from_batched = import_module("jaxrl_fast.envs.from_batched")
+    return from_batched.make_host(again, called.made, name=called.name, num_envs=num_envs, num_seeds=num_seeds)
+
+
+def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int = 1) -> Called:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
     function = import_function(make, "env.make") if isinstance(make, str) else make
     limits = {key: options[key] for key in LIMITS if options.get(key) is not None and key not in _parameters(function)}
@@ -136,6 +159,7 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
     if len(limits) > 1:
         raise ValueError(f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only")
     given = {key: value for key, value in options.items() if key not in limits}
+    given |= {"num_envs": num_envs} if "num_envs" in _parameters(function) else {}
     try:
         made = relaxed(function)(**given)
     except (Exception, SystemExit) as error:
@@ -146,6 +170,13 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
             "pettingzoo.utils.aec_to_parallel(env), or turn_based_aec_to_parallel(env) for a game of turns"
         )
     return Called(name, function, given, made, next(iter(limits.values()), None))
+
+
+def _is_batched(made: Any) -> bool:
+    """Check for the interface of a simulator of many environments."""
+    alone = isinstance(made, Env | tuple) or _has(made, "step_env") or _has(made, "observation_size")
+    alone |= _is_gymnasium(made) and not hasattr(made, "single_observation_space")
+    return not alone and _has(made, "num_envs", "reset", "step")
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -222,7 +253,8 @@ def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
     raise ValueError(
         f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style "
         "environment (reset_env, step_env, default_params), a brax-style one (reset, step, observation_size, "
-        "action_size) or a PettingZoo parallel environment (possible_agents, reset, step)"
+        "action_size), a PettingZoo parallel environment (possible_agents, reset, step) or a simulator of many "
+        "(num_envs, reset, step)"
     )
 
 

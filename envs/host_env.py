@@ -49,6 +49,43 @@ TakeEvents = Callable[[], list[str]]
 """Returns one line for each event since the last call that the user should read, such as a worker that restarted."""
 
 
+class DeviceStep(NamedTuple):
+    """Results of one step of a simulator on the device of training, JAX arrays ``[E, ...]`` that it may overwrite.
+
+    Attributes:
+        obs: Observations in the simulator's form.
+        final_obs: Terminal ones where episodes ended, in the same form; None if the simulator gives none.
+        reward: Rewards.
+        terminated: Whether an episode ended by termination.
+        truncated: Whether an episode ended by its limit.
+        began: Whether the step only began an episode, and is not counted.
+    """
+
+    obs: Any
+    final_obs: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    began: Any
+
+
+class DeviceSteps(NamedTuple):
+    """How a simulator steps without its arrays leaving the device of training.
+
+    Attributes:
+        reset: ``(seed) -> obs [E, ...]``, starts an episode in every environment.
+        step: ``(actions) -> DeviceStep``, for actions of ``decode``. Arrays of the last step must have been
+            read before.
+        arrange: ``(obs) -> obs [E, ...]``, from the simulator's form to that of training; pure.
+        decode: ``(actions [E, ...]) -> actions`` as the simulator takes them; pure.
+    """
+
+    reset: Callable[[int], Any]
+    step: Callable[[Any], DeviceStep]
+    arrange: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
 class HostEnv(NamedTuple):
     """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped independently.
 
@@ -85,6 +122,7 @@ class HostEnv(NamedTuple):
             names the environment and step of a row. None if nothing is bounded.
         watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values outside of their
             spaces to ``tell``. None with EnvPool.
+        on_device: How a simulator is stepped on the device of training, instead of by ``send`` and ``recv``, or None.
         draws: Whether an environment made with a camera has pictures, according to its metadata.
         made: How `jaxrl_fast.make_env` made it; None if another function did.
     """
@@ -108,5 +146,6 @@ class HostEnv(NamedTuple):
     agents: Callable[[], np.ndarray] | None = None
     require_inside: Callable[[Any, Callable[[int], str]], None] | None = None
     watched: Callable[[int, Callable[[str], None]], "HostEnv"] | None = None
+    on_device: DeviceSteps | None = None
     draws: bool = False
     made: Made | None = None

@@ -335,7 +335,7 @@ def _environments() -> list[str]:
     names: dict[str, list[str]] = {}
     for name, (suite, *_) in envs.SHORT_NAMES.items():
         names.setdefault("agents" if suite in envs.OF_SEVERAL_AGENTS else suite, []).append(name)
-    suites = [name for name, (key, _) in NEEDS.items() if key == "id" and name != "probe"]
+    suites = [name for name, (key, _) in NEEDS.items() if key in ("id", "file") and name != "probe"]
     entries = {suite: " ".join(short) for suite, short in {**names, "suites": suites}.items()}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
 

@@ -196,9 +196,9 @@ def may_be_host(env: str) -> bool:
         env: Name of the environment.
 
     Returns:
-        True for suites on the host and ``custom``.
+        True for suites on the host, of a file, and ``custom``.
     """
-    return envs.is_host(env) or env == "custom"
+    return envs.is_host(env) or env == "custom" or env in envs.OF_FILES
 
 
 def env_name(run: Run) -> str:
@@ -275,6 +275,7 @@ FOLLOWS, CHOSEN = "follows num_envs and total_steps", "chosen for "
 """Origins of settings, other than files."""
 FOLLOWS_STEPS, AUTOS = "follows total_steps", ("num_envs", "overlap")
 NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
+NEEDS |= {suite: ("file", file) for suite, file in envs.OF_FILES.items()}
 """Suites -> the key of ``env.*`` that is required, and an example."""
 
 
@@ -356,7 +357,7 @@ def env_keys(run: Run) -> dict[str, Key]:
         ValueError: The environment's package or function cannot be imported.
     """
     known, custom = run_keys(), run.env == "custom"
-    chosen: dict[str, Any] = {name: run.env_options[name] for name in ("id", "make") if name in run.env_options}
+    chosen: dict[str, Any] = {name: run.env_options[name] for name in ("id", "make", "file") if name in run.env_options}
     suite, own = envs.resolve(run.env, chosen)
     found = {"episode_length": known["env.episode_length"]} if custom else {}
     for function in envs.makers(run.env, chosen):
@@ -498,7 +499,7 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
     needed, example = NEEDS.get(env, (None, None))
     if needed is not None and values[f"env.{needed}"] is None:
         raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")
-    for key in ("id", "make"):
+    for key in ("id", "make", "file"):
         if key != needed and values[f"env.{key}"] is not None:
             takers = " or ".join(f"env={name}" for name, need in NEEDS.items() if need[0] == key)
             raise ConfigError(f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}")

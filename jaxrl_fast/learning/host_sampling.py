@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Extras, PyTree, Transition
+from jaxrl_fast.core import EpisodeTotals, Extras, Metrics, PyTree, Transition, select
+from jaxrl_fast.envs.env import no_totals, sum_episodes
 from jaxrl_fast.envs.episode_metrics import metric_sums
-from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
+from jaxrl_fast.envs.host_env import MAX_STEPS, DeviceStep, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
+from jaxrl_fast.learning.rollout import first_nonfinite
 from jaxrl_fast.numerics.normalization import normalize
 from jaxrl_fast.runtime.graph import Channels, Fragment
 from jaxrl_fast.runtime.placements import SAMPLING
@@ -131,6 +133,73 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     return host_fragment(env, agent, rollout_shapes, step)
 
 
+def device_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
+    """Build the fragment ``sample`` for a simulator whose arrays stay on the device (`HostEnv.on_device`).
+
+    Two programs take turns with the simulator: one selects actions, the other reads the simulator's arrays once and
+    writes them into the rollout. Totals of running episodes are kept between ticks, as by a pool.
+
+    Args:
+        env: Host environments in one group.
+        agent: Algorithm bound to them.
+        rollout_shapes: Shapes of a rollout, ``[T, E, ...]``.
+
+    Returns:
+        The fragment.
+    """
+    simulator, length = env.on_device, agent.rollout_length
+    assert simulator is not None
+    arrange, decode_actions = simulator.arrange, simulator.decode
+    act = _remembering(make_act(agent), agent.experience.memory_every)
+    running: dict[str, EpisodeTotals] = {}
+
+    @partial(jax.jit, donate_argnums=3)
+    def decide(inputs: Channels, carry: PyTree, before: tuple, extras: PyTree, key: Any, hyper: Any, t: int) -> tuple:
+        action, carry, extras = act(inputs, carry, *before, key, hyper, t, extras, t)
+        return action, decode_actions(action), carry, extras
+
+    @partial(jax.jit, donate_argnums=0)
+    def record(stored: tuple, t: int, before: tuple, action: jax.Array, step: DeviceStep, totals: Any) -> tuple:
+        terminated = step.terminated.astype(bool)
+        truncated, began = step.truncated.astype(bool) & ~terminated, jnp.broadcast_to(step.began, terminated.shape)
+        reward, done = step.reward.reshape(terminated.shape).astype(jnp.float32), terminated | truncated
+        totals = EpisodeTotals(totals.returns + reward, totals.length + ~began)
+        obs = arrange(step.obs)
+        next_obs = select(done, before[0] if step.final_obs is None else arrange(step.final_obs), obs)
+        now = Transition(before[0], action, reward, next_obs, terminated, truncated, before[1], ()), totals
+        stored = jax.tree.map(lambda rows, x: rows.at[t].set(x.astype(rows.dtype)), stored, now)
+        return stored, (jax.tree.map(jnp.copy, obs), done), select(done, no_totals(env.spec, env.num_envs), totals)
+
+    @jax.jit
+    def measure(rollout: Transition, totals: EpisodeTotals) -> Metrics:
+        sums = sum_episodes(rollout.terminated | rollout.truncated, totals)
+        return sums | {"nonfinite_step": first_nonfinite(rollout)}
+
+    empty = rollout_shapes._replace(extras=()), jax.eval_shape(lambda: no_totals(env.spec, env.num_envs))
+    empty = empty[0], jax.tree.map(lambda s: jax.ShapeDtypeStruct((length, *s.shape), s.dtype), empty[1])
+
+    def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        now = private
+        if not is_where_left(env, private):
+            now = _first_state(env, agent, private, simulator.reset(int(jax.random.bits(key, (), jnp.uint32))))
+            running["totals"] = no_totals(env.spec, env.num_envs)
+        carry, before, totals = now.carry, (now.obs, now.first), running["totals"]
+        stored, extras = _zeros((empty, rollout_shapes.extras))
+        for t in range(length):
+            action, sent, carry, extras = decide(inputs, carry, before, extras, key, hyper, t)
+            stored, before, totals = record(stored, t, before, action, simulator.step(sent), totals)
+        running["totals"] = totals
+        rollout = stored[0]._replace(extras=extras)
+        steps = np.int32(env.steps() % MAX_STEPS)
+        return HostSamplerState(steps, *before, carry), {"rollout": rollout}, measure(*stored)
+
+    return host_fragment(env, agent, rollout_shapes, step)
+
+
+def _zeros(shapes: PyTree) -> PyTree:
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
 def make_act(agent: BoundAgent) -> Callable[..., tuple]:
     """Return the function that selects the actions of one call.
 
@@ -236,17 +305,35 @@ def begin(env: HostEnv, agent: BoundAgent, private: HostSamplerState, key: jax.A
         ``private``, or the state after a reset of all environments.
     """
     taken = np.asarray(private.steps)
-    if taken.all() and (taken == env.steps() % MAX_STEPS).all():
+    if is_where_left(env, private):
         return private
     seeds = np.asarray(over_slices(env, partial(jax.random.bits, shape=(), dtype=jnp.uint32), (0,))(key))
     obs = env.reset(seeds.tolist())
-    shape = (*taken.shape, env.num_envs)
     if env.num_seeds > 1:
-        obs = jax.tree.map(partial(_of_slices, env, shape), obs)
+        obs = jax.tree.map(partial(_of_slices, env, (*taken.shape, env.num_envs)), obs)
+    return _first_state(env, agent, private, obs)
+
+
+def is_where_left(env: HostEnv, private: HostSamplerState) -> bool:
+    """Check whether the environments are where a state left them.
+
+    Args:
+        env: Host environments.
+        private: State of the fragment.
+
+    Returns:
+        False at the start, after a resume and after a reset by others.
+    """
+    taken = np.asarray(private.steps)
+    return bool(taken.all() and (taken == env.steps() % MAX_STEPS).all())
+
+
+def _first_state(env: HostEnv, agent: BoundAgent, private: HostSamplerState, obs: PyTree) -> HostSamplerState:
+    taken = np.asarray(private.steps)
     carry = jax.tree.map(
         lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.acting.initial_carry(env.num_envs)
     )
-    return HostSamplerState(np.zeros_like(taken), obs, np.ones(shape, bool), carry)
+    return HostSamplerState(np.zeros_like(taken), obs, np.ones((*taken.shape, env.num_envs), bool), carry)
 
 
 def _of_slices(env: HostEnv, shape: tuple[int, ...], rows: np.ndarray) -> np.ndarray:

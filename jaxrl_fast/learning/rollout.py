@@ -160,7 +160,7 @@ def unroll(
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))
     end, (transitions, episodes) = scan(step, state, (jnp.arange(num_steps), keys[:, 0], keys[:, 1]))
     metrics = env.sums(transitions.terminated | transitions.truncated, episodes)
-    return end, transitions, metrics | {"nonfinite_step": _first_nonfinite(transitions)}
+    return end, transitions, metrics | {"nonfinite_step": first_nonfinite(transitions)}
 
 
 def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
@@ -255,8 +255,15 @@ def _with_lasting_row(make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_l
     return plain._replace(init=init, step=step, counts=True)
 
 
-def _first_nonfinite(transitions: Transition) -> jax.Array:
-    """Return the index of the first step with a NaN or infinity in its next observation or reward, or -1."""
+def first_nonfinite(transitions: Transition) -> jax.Array:
+    """Find the first step with a NaN or infinity in its next observation or reward.
+
+    Args:
+        transitions: Rollout ``[T, E, ...]``.
+
+    Returns:
+        Its index, or -1.
+    """
     bad = jnp.zeros(transitions.reward.shape[0], bool)
     for leaf in jax.tree.leaves((transitions.next_obs, transitions.reward)):
         if jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -177,7 +177,8 @@ class EnvSchema:
     """Keys ``env.*``. Each environment refuses those it does not support; others are given as ``+env.name=value``."""
 
     id: str | None = setting(None, "id within its suite, with env=brax, gymnax, gymnasium and the like")
-    backend: str | None = setting(None, "physics of a brax environment")
+    backend: str | None = setting(None, "physics of brax; with env=mjcf mjx or mujoco")
+    file: str | None = setting(None, "robot.xml, with env=mjcf")
     make: str | None = setting(None, "my_package.make, with env=custom")
     num_agents: int | None = setting(None, "agents of a multi-agent env, if it can vary", 1, MAX_SIZE)
     episode_length: int | None = setting(None, "time limit in steps; the environment's", 1, MAX_SIZE)

@@ -1,0 +1,361 @@
+"""Environments of a MuJoCo file (https://mujoco.readthedocs.io, XMLreference): compiled by MJX, or in C on the host.
+
+A task is a few functions of the user, the same for both: ``reward(data, action)``, and if needed ``observe(data)``,
+``terminated(data)``, ``start(model, uniform)`` and ``randomize(model, uniform)``. ``data`` and ``model`` have MuJoCo's
+names, such as ``data.qpos`` and ``model.body_mass``; ``uniform(low, high, shape)`` draws numbers. Functions that use
+Python's operators, or ``jax.numpy``, serve both.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from mujoco import mjx
+
+from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
+from jaxrl_fast.envs.adapter_utils import relaxed
+from jaxrl_fast.envs.env import A_COUNT, Bodies, Env, Scene, is_count
+from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.from_brax import geoms_of, quiet
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.system import fault_of, import_function
+
+BACKENDS = "mjx", "mujoco"
+CONTROL_S = 0.02
+"""Shortest default time between two actions, in seconds, as in MuJoCo's own control suites."""
+EPISODE_LENGTH = 1_000
+WIDTH, HEIGHT = 480, 360
+"""Size of pictures of the host's environments, in pixels."""
+FUNCTIONS = "reward", "observe", "terminated", "start", "randomize"
+LIGHT = 0.5
+"""Ambient light of these pictures; a file without lights would be dark."""
+Uniform = Callable[..., Any]
+"""``(low, high, shape=()) -> array``: draws uniform numbers."""
+
+
+class Robot(NamedTuple):
+    """A model and its task.
+
+    Attributes:
+        name: Name of the file.
+        model: MuJoCo's model.
+        frame_skip: Physics steps of an action.
+        noise: Largest deviation of an episode's first position and velocity from the model's.
+        sensors: Slices of ``sensordata`` to observe; None for positions and velocities.
+        tasks: The user's functions by name; None for those that are not given.
+    """
+
+    name: str
+    model: Any
+    frame_skip: int
+    noise: float
+    sensors: tuple[slice, ...] | None
+    tasks: dict[str, Callable[..., Any] | None]
+
+
+def make(
+    file: str,
+    *,
+    backend: str = "mjx",
+    reward: str | Callable[..., Any] | None = None,
+    observe: str | Callable[..., Any] | None = None,
+    sensors: Sequence[str] | None = None,
+    terminated: str | Callable[..., Any] | None = None,
+    start: str | Callable[..., Any] | None = None,
+    randomize: str | Callable[..., Any] | None = None,
+    reset_noise: float = 0.01,
+    frame_skip: int | None = None,
+    episode_length: int = EPISODE_LENGTH,
+    **others: Any,
+) -> Env:
+    """Make the compiled environment of a MuJoCo file.
+
+    Args:
+        file: Path of the XML file.
+        backend: ``mjx``; `make_host` serves ``mujoco``.
+        reward: ``(data, action) -> number`` after each step, or its name, such as ``my_package.reward``.
+        observe: ``(data) -> array [N]``. Without it and ``sensors``, positions and velocities.
+        sensors: Names of sensors to observe, in order.
+        terminated: ``(data) -> bool``; without it only the time limit ends an episode.
+        start: ``(model, uniform) -> (qpos, qvel)``; without it the first keyframe, or ``qpos0`` at rest.
+        randomize: ``(model, uniform) -> {name: array}``, fields of the model that differ in each episode.
+        reset_noise: Largest deviation of an episode's first position and velocity from ``start``.
+        frame_skip: Physics steps of an action; by default as many as `CONTROL_S` needs.
+        episode_length: Time limit in steps.
+        **others: Options that do not exist.
+
+    Returns:
+        The environment. Its actions are the actuators' controls, in their ranges.
+
+    Raises:
+        ValueError: The file cannot be read or has something that MJX lacks, an option is wrong, or a function fails.
+    """
+    _refuse(others)
+    given = dict(zip(FUNCTIONS, (reward, observe, terminated, start, randomize), strict=True))
+    robot = _robot(file, given, sensors, reset_noise, frame_skip, episode_length)
+    if backend != "mjx":
+        raise ValueError(f"env.backend={backend}: write {' or '.join(BACKENDS)}")
+    try:
+        with quiet():
+            env = _compiled(robot, episode_length)
+            check_shapes(env, f"env.file={file}")
+    except Exception as error:  # any error of MJX or of the user's functions
+        raise ValueError(
+            f"env.file={file} cannot be compiled: {fault_of(error)}; env.backend=mujoco steps it on the host"
+        ) from error
+    return env
+
+
+def make_host(file: str, *, num_envs: int, num_seeds: int = 1, pool: Any = None, **options: Any) -> HostEnv:
+    """Make environments of a MuJoCo file that are stepped by MuJoCo on the host.
+
+    Args:
+        file: As in `make`.
+        num_envs: Number of environments for each seed.
+        num_seeds: Number of seeds that the pool serves.
+        pool: Options of the pool.
+        **options: As in `make`.
+
+    Returns:
+        The environments.
+
+    Raises:
+        ValueError: As `make`, or an option of the pool is wrong.
+    """
+    host = import_module("jaxrl_fast.envs.from_gymnasium")
+    limit = HostRobot(file, **options).limit
+    own = partial(HostRobot, file, **options)
+    sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": limit}
+    return host.make_custom_host(own, name=Path(file).stem, pool=pool, **sizes)
+
+
+def film(file: str, **options: Any) -> Any:
+    """Make one environment on the host that can be drawn.
+
+    Args:
+        file: As in `make`.
+        **options: As in `make`.
+
+    Returns:
+        The environment and its camera (`FilmedHost`).
+
+    Raises:
+        ValueError: As `make`.
+    """
+    host = import_module("jaxrl_fast.envs.from_gymnasium")
+    limit = options.get("episode_length") or EPISODE_LENGTH
+    return host.filmed(host.recipes.limited(partial(HostRobot, file, **options), limit), Path(file).stem, limit)
+
+
+def _robot(
+    file: str,
+    given: dict[str, str | Callable[..., Any] | None],
+    sensors: Sequence[str] | None,
+    reset_noise: float,
+    frame_skip: int | None,
+    episode_length: int,
+) -> Robot:
+    """Read the file, and check the options."""
+    if not Path(file).is_file():
+        raise ValueError(f"env.file={file}: there is no such file in {Path.cwd()}")
+    try:
+        model = mujoco.MjModel.from_xml_path(file)
+    except ValueError as error:
+        raise ValueError(f"env.file={file}: MuJoCo cannot read it: {' '.join(str(error).split())}") from error
+    if given["reward"] is None:
+        raise ValueError("env=mjcf needs a reward: +env.reward=my_package.reward, a function (data, action) -> number")
+    for name, value in (("frame_skip", frame_skip), ("episode_length", episode_length)):
+        if value is not None and not is_count(value):
+            raise ValueError(f"env.{name}={value}: {A_COUNT}")
+    if not 0.0 <= reset_noise < np.inf:
+        raise ValueError(f"env.reset_noise={reset_noise}: write a number of at least 0, such as 0.01")
+    free = [model.actuator(i).name or str(i) for i in range(model.nu) if not model.actuator_ctrllimited[i]]
+    if free or not model.nu:
+        what = f"its actuator {free[0]} has no ctrlrange: write one" if free else "it has no actuator: write one"
+        raise ValueError(f"env.file={file}: {what} in the file")
+    functions = {
+        name: import_function(function, f"env.{name}") if isinstance(function, str) else function
+        for name, function in given.items()
+    }
+    steps = frame_skip or max(1, round(CONTROL_S / model.opt.timestep))
+    seen = None if sensors is None else tuple(_sensor(model, name, file) for name in sensors)
+    return Robot(Path(file).stem, model, steps, reset_noise, seen, functions)
+
+
+def _refuse(others: dict[str, Any]) -> None:
+    known = [name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name in others:
+        raise ValueError(f"mjcf has no option '{name}': write one of {', '.join(known)}")
+
+
+def _sensor(model: Any, name: str, file: str) -> slice:
+    named = [model.sensor(i).name for i in range(model.nsensor)]
+    if name not in named:
+        raise ValueError(f"env.sensors: {file} has no sensor '{name}': write some of {', '.join(named) or 'none'}")
+    begin, size = int(model.sensor(name).adr[0]), int(model.sensor(name).dim[0])
+    return slice(begin, begin + size)
+
+
+def _observe(robot: Robot, data: Any, xp: Any) -> Any:
+    """Return the observation of MJX's or MuJoCo's data."""
+    own = robot.tasks["observe"]
+    if own is not None:
+        return own(data)
+    if robot.sensors is None:
+        return xp.concatenate([data.qpos, data.qvel])
+    return xp.concatenate([data.sensordata[part] for part in robot.sensors])
+
+
+def _first(robot: Robot, model: Any, uniform: Uniform) -> tuple[Any, Any]:
+    """Draw the first position and velocity of an episode."""
+    own, base = robot.tasks["start"], robot.model
+    if own is not None:
+        qpos, qvel = own(model, uniform)
+    else:
+        qpos, qvel = (base.key_qpos[0], base.key_qvel[0]) if base.nkey else (base.qpos0, np.zeros(base.nv))
+    moved = ((x, uniform(-robot.noise, robot.noise, x.shape)) for x in (qpos, qvel))
+    qpos, qvel = (x + noise if robot.noise else x for x, noise in moved)
+    return qpos, qvel
+
+
+def _drawing(key: jax.Array) -> Uniform:
+    """Return a function that draws other numbers in each call."""
+    keys = [key]
+
+    def uniform(low: Any, high: Any, shape: Sequence[int] = ()) -> jax.Array:
+        keys[0], now = jax.random.split(keys[0])
+        return jax.random.uniform(now, tuple(shape), jnp.float32, low, high)
+
+    return uniform
+
+
+class RobotState(NamedTuple):
+    """State of a compiled robot.
+
+    Attributes:
+        data: MJX's data.
+        changed: Fields of the model that differ in this episode.
+    """
+
+    data: Any
+    changed: dict[str, jax.Array]
+
+
+def _compiled(robot: Robot, limit: int) -> Env:
+    model = mjx.put_model(robot.model, impl="jax")
+    empty = mjx.make_data(robot.model, impl="jax")
+    ends = robot.tasks["terminated"] or (lambda data: False)
+    reward_of: Any = robot.tasks["reward"]
+
+    def of_episode(changed: dict[str, jax.Array]) -> Any:
+        return model.tree_replace(dict(changed)) if changed else model
+
+    @relaxed
+    def reset(key: jax.Array, params: PyTree) -> tuple[RobotState, jax.Array]:
+        uniform, change = _drawing(key), robot.tasks["randomize"]
+        changed = {} if change is None else jax.tree.map(jnp.asarray, change(model, uniform))
+        own = of_episode(changed)
+        qpos, qvel = _first(robot, own, uniform)
+        data = mjx.forward(own, empty.replace(qpos=jnp.float32(qpos), qvel=jnp.float32(qvel)))
+        return RobotState(data, changed), _observe(robot, data, jnp).astype(jnp.float32)
+
+    @relaxed
+    def step(state: RobotState, action: jax.Array, key: jax.Array) -> tuple[RobotState, Timestep]:
+        own, data = of_episode(state.changed), state.data.replace(ctrl=action)
+        data = jax.lax.fori_loop(0, robot.frame_skip, lambda i, data: mjx.step(own, data), data)
+        obs, over = _observe(robot, data, jnp).astype(jnp.float32), jnp.asarray(ends(data), bool)
+        reward = jnp.float32(reward_of(data, action))
+        return RobotState(data, state.changed), Timestep(obs, obs, reward, over, jnp.zeros((), bool))
+
+    obs = jax.eval_shape(lambda key: reset(key, ())[1], jax.random.key(0))
+    bounds = robot.model.actuator_ctrlrange.astype(np.float32)
+    step_s = robot.frame_skip * robot.model.opt.timestep
+    bodies = Bodies(lambda: Scene(robot.name, geoms_of(robot.model), step_s), _pose)
+    return Env(
+        EnvSpec(robot.name, obs, Box(bounds[:, 0], bounds[:, 1]), limit), reset, step, step_s=step_s, bodies=bodies
+    )
+
+
+def _pose(state: RobotState) -> tuple[jax.Array, jax.Array]:
+    return state.data.xpos[..., 1:, :], state.data.xquat[..., 1:, :]  # MuJoCo's body 0 is static
+
+
+class HostRobot(gymnasium.Env):
+    """One environment of a MuJoCo file, stepped by MuJoCo. Its arguments are those of `make`."""
+
+    def __init__(
+        self,
+        file: str,
+        *,
+        backend: str = "mujoco",
+        sensors: Sequence[str] | None = None,
+        reset_noise: float = 0.01,
+        frame_skip: int | None = None,
+        episode_length: int = EPISODE_LENGTH,
+        render_mode: str = "rgb_array",
+        **functions: Any,
+    ) -> None:
+        given = {name: functions.pop(name, None) for name in FUNCTIONS}
+        _refuse(functions)
+        self.robot = _robot(file, given, sensors, reset_noise, frame_skip, episode_length)
+        self.metadata = {
+            "render_modes": ["rgb_array"],
+            "render_fps": 1 / (self.robot.frame_skip * self.robot.model.opt.timestep),
+        }
+        self.render_mode, self.model, self.limit = render_mode, self.robot.model, episode_length
+        self.model.vis.headlight.ambient[:] = LIGHT
+        self.data: Any = mujoco.MjData(self.model)
+        self.renderer: Any = None
+        bounds = self.model.actuator_ctrlrange.astype(np.float32)
+        self.action_space = gymnasium.spaces.Box(bounds[:, 0], bounds[:, 1])
+        mujoco.mj_forward(self.model, self.data)
+        shape = np.shape(_observe(self.robot, self.data, np))
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+        self.original: dict[str, np.ndarray] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """Start an episode."""
+        super().reset(seed=seed)
+        for name, value in self.original.items():
+            getattr(self.model, name)[:] = value
+        change = self.robot.tasks["randomize"]
+        changed = {} if change is None else change(self.model, self.np_random.uniform)
+        for name, value in changed.items():
+            field = getattr(self.model, name)
+            self.original.setdefault(name, field.copy())
+            field[:] = value
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:], self.data.qvel[:] = _first(self.robot, self.model, self.np_random.uniform)
+        mujoco.mj_forward(self.model, self.data)
+        return self._seen(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        self.data.ctrl[:] = action
+        mujoco.mj_step(self.model, self.data, self.robot.frame_skip)
+        ends, reward = self.robot.tasks["terminated"], self.robot.tasks["reward"]
+        assert reward is not None
+        over = ends is not None and bool(ends(self.data))
+        return self._seen(), float(reward(self.data, action)), over, False, {}
+
+    def _seen(self) -> np.ndarray:
+        return np.asarray(_observe(self.robot, self.data, np), np.float32)
+
+    def render(self) -> np.ndarray:
+        """Draw the state."""
+        self.renderer = self.renderer or mujoco.Renderer(self.model, HEIGHT, WIDTH)
+        self.renderer.update_scene(self.data)
+        return self.renderer.render()
+
+    def close(self) -> None:
+        """Close the renderer."""
+        if self.renderer is not None:
+            self.renderer.close()
