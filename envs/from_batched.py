@@ -318,16 +318,15 @@ def _restart_of(simulator: Any) -> tuple[Restart, bool]:
 
 def _layout_of(simulator: Any, started: PyTree, name: str) -> Layout:
     """Return the spaces of one environment."""
-    seen = getattr(simulator, "single_observation_space", getattr(simulator, "observation_space", None))
-    acted = getattr(simulator, "single_action_space", getattr(simulator, "action_space", None))
+    seen, acted = (_space_of(simulator, f"{what}_space") for what in ("observation", "action"))
     row = jax.tree.map(lambda x: _numpy(x)[0], started)
-    codec = encode_obs(_unbounded(row) if seen is None else seen, name)
+    codec = encode_obs(seen if isinstance(seen, spaces.Space) else _unbounded(row), name)
     observed = codec.space
     if any(part.space["kind"] == "MultiDiscrete" for part in parts_of(observed)):
         raise ValueError(
             f"{name} observes MultiDiscrete numbers: a simulator may have Box, Discrete or a Dict of these"
         )
-    if acted is None and not hasattr(simulator, "num_actions"):
+    if acted is None and getattr(simulator, "num_actions", None) is None:
         raise ValueError(f"{name} has no single_action_space: give it one, or num_actions for actions in [-1, 1]")
     act = encode_action(_bounded(acted, simulator), name)
     shapes = {part.name: jax.ShapeDtypeStruct(*array_of(part.space)) for part in parts_of(observed)}
@@ -341,13 +340,44 @@ def _layout_of(simulator: Any, started: PyTree, name: str) -> Layout:
     return Layout(observed, act, spec, codec.outside)
 
 
+def _space_of(simulator: Any, name: str) -> Any:
+    """Return a space of one environment: Gymnasium's, or another library's box; None if there is none."""
+    single: Any = getattr(simulator, f"single_{name}", None)
+    space: Any = getattr(simulator, name, None)
+    if _is_space(single) or not _is_space(space):
+        return single if _is_space(single) else None
+    if space.shape is None or len(space.shape) < 2 or space.shape[0] != simulator.num_envs:
+        return space
+    bounds = (bound[0] if np.shape(bound) == space.shape else bound for bound in (space.low, space.high))
+    return Bounds(space.shape[1:], *bounds)
+
+
+def _is_space(space: Any) -> bool:
+    return isinstance(space, spaces.Space) or all(hasattr(space, name) for name in Bounds._fields)
+
+
+class Bounds(NamedTuple):
+    """A box of another library.
+
+    Attributes:
+        shape: Shape.
+        low: Lower bounds, which broadcast to the shape.
+        high: Upper bounds.
+    """
+
+    shape: tuple[int, ...]
+    low: Any
+    high: Any
+
+
 def _bounded(space: Any, simulator: Any) -> spaces.Space:
     """Return an action space with bounds, -1 and 1 where it has none, as RSL-RL's policies take it."""
     if space is None:
-        return spaces.Box(-1.0, 1.0, (int(simulator.num_actions),))
-    if not isinstance(space, spaces.Box):
+        space = Bounds((int(simulator.num_actions),), -1.0, 1.0)
+    if not hasattr(space, "low"):
         return space
-    low, high = np.where(np.isfinite(space.low), space.low, -1.0), np.where(np.isfinite(space.high), space.high, 1.0)
+    low, high = (np.broadcast_to(np.float32(bound), space.shape) for bound in (space.low, space.high))
+    low, high = np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
     return spaces.Box(low.astype(np.float32), high.astype(np.float32))
 
 

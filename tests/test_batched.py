@@ -2,6 +2,7 @@
 `Env` with the same physics.
 """
 
+import math
 from importlib import import_module
 from typing import NamedTuple
 
@@ -406,3 +407,23 @@ def test_pytorchs_arrays_are_read_where_they_lie():
     step = env.on_device.step(jnp.zeros((NUM_ENVS, 1)))
     assert step.obs.unsafe_buffer_pointer() == made.obs.data_ptr()
     assert env.events() == []
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_boxes_of_other_libraries_are_read(batched):
+    """mjlab's have bounds that are one number, and Isaac Lab's have none; both also as spaces of all environments."""
+    made = Pendulums()
+    for name, space in (("observation", Foreign((3,), -math.inf, math.inf)), ("action", Foreign((1,), -2.0, math.inf))):
+        whole = Foreign((NUM_ENVS, *space.shape), space.low, space.high)
+        setattr(made, f"single_{name}_space", None if batched else space)
+        setattr(made, f"{name}_space", whole)
+    env = make_host(lambda n: made, made, name="swing", num_envs=NUM_ENVS)
+    assert env.spec.obs.shape == (3,)
+    np.testing.assert_array_equal(env.spec.action.low, [-2.0])
+    np.testing.assert_array_equal(env.spec.action.high, [1.0])
+
+
+class Foreign(NamedTuple):
+    shape: tuple
+    low: float
+    high: float

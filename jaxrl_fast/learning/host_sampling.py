@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals, Extras, Metrics, PyTree, Transition, select
 from jaxrl_fast.envs.env import no_totals, sum_episodes
 from jaxrl_fast.envs.episode_metrics import metric_sums
-from jaxrl_fast.envs.host_env import MAX_STEPS, DeviceStep, HostEnv, HostStep
+from jaxrl_fast.envs.host_env import MAX_STEPS, DeviceStep, DeviceSteps, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.rollout import first_nonfinite
 from jaxrl_fast.numerics.normalization import normalize
@@ -89,6 +89,8 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     Returns:
         The fragment.
     """
+    if env.on_device is not None:
+        return _device_sample_fragment(env, env.on_device, agent, rollout_shapes)
     axis, length = env_axis(env), agent.rollout_length
     rows = _slices(env.num_envs, env.num_groups)
     groups = range(env.num_groups)
@@ -133,22 +135,15 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     return host_fragment(env, agent, rollout_shapes, step)
 
 
-def device_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
+def _device_sample_fragment(
+    env: HostEnv, simulator: DeviceSteps, agent: BoundAgent, rollout_shapes: Transition
+) -> Fragment:
     """Build the fragment ``sample`` for a simulator whose arrays stay on the device (`HostEnv.on_device`).
 
     Two programs take turns with the simulator: one selects actions, the other reads the simulator's arrays once and
     writes them into the rollout. Totals of running episodes are kept between ticks, as by a pool.
-
-    Args:
-        env: Host environments in one group.
-        agent: Algorithm bound to them.
-        rollout_shapes: Shapes of a rollout, ``[T, E, ...]``.
-
-    Returns:
-        The fragment.
     """
-    simulator, length = env.on_device, agent.rollout_length
-    assert simulator is not None
+    length = agent.rollout_length
     arrange, decode_actions = simulator.arrange, simulator.decode
     act = _remembering(make_act(agent), agent.experience.memory_every)
     running: dict[str, EpisodeTotals] = {}

@@ -36,7 +36,7 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.averaging import averaging_gradients, averaging_parameters
 from jaxrl_fast.learning.flat_params import make_learning
 from jaxrl_fast.learning.frame_stack import View, make_view, stacked_acting, stacked_on_policy
-from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, device_sample_fragment, host_sample_fragment
+from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_sample_fragment
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, on_policy_experience
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.learning.offline import Recorded, starting_offline
@@ -354,8 +354,7 @@ def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -
         The fragment.
     """
     if isinstance(env, HostEnv):
-        make_sample = device_sample_fragment if env.on_device is not None else host_sample_fragment
-        make_sample = make_sample if env.recv_any is None else arrival_sample_fragment
+        make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
         sample = make_sample(env, agent, rollout_shapes(env, agent))
     else:
         scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every
