@@ -30,6 +30,7 @@ NOT_RUN = {
     r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
     r"autotune env=|num_envs=auto": "needs an idle machine for minutes",
     r"http\.server": "does not end; docs/site/docs_other.py runs it",
+    r"env\.make=pendulums\.make": "needs PyTorch; tests/test_mjcf.py runs it where it is installed",
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
     r"experiments/|docs/site/": "takes long; its results are committed",
 }
@@ -48,7 +49,7 @@ SHORTER = (
     (r"jf\.sac\(\)", "jf.sac(policy_hidden=(8,), critic_hidden=(8,))"),
 )
 """Replacements that make a Python block short."""
-OPTIONAL = ("optuna",)
+OPTIONAL = ("optuna", "torch")
 """Packages that a block may import and that are not installed by `make setup`. Without them, the block is left out."""
 TRAINED = [
     *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
@@ -139,8 +140,8 @@ def prepare(folder: Path) -> None:
     """Make a folder with the input files of the commands of the docs: a run, two names for it, and user
     environments.
     """
-    for block in [b for path in pages() for b in python_blocks(path)]:
-        named = re.match(r"# (\w+\.py)\n", block.code)
+    for block in [b for path in pages() for language in ("python", "xml") for b in python_blocks(path, language)]:
+        named = re.match(r"(?:#|<!--) (\w+\.(?:py|xml))(?: -->)?\n", block.code)
         if named and not (folder / named[1]).exists():
             (folder / named[1]).write_text(f"{block.first}\n{block.code}")
     words = [sys.executable, "-m", "jaxrl_fast.train", *TRAINED]

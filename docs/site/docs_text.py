@@ -47,10 +47,10 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def python_blocks(path: Path) -> list[Block]:
-    """Return the Python blocks of a page, in order."""
+def python_blocks(path: Path, language: str = "python") -> list[Block]:
+    """Return the blocks of a page in a language, in order."""
     found = FENCE.finditer(path.read_text(encoding="utf-8"))
-    return [Block(name_of(path), m["body"], m["first"] or "") for m in found if m["language"] == "python"]
+    return [Block(name_of(path), m["body"], m["first"] or "") for m in found if m["language"] == language]
 
 
 def command_lines(path: Path) -> list[str]:
