@@ -99,7 +99,7 @@ OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari", "playground", "craftax",
 OF_ONE_AGENT |= {"navix"}
 """Suites whose environments take no ``num_agents``."""
 OF_FILES = {"mjcf": "robot.xml"}
-"""Suites of a file (``env.file``), stepped as ``env.backend`` says, and an example."""
+"""Suites of a file (``env.file``), stepped by ``env.backend``, and an example."""
 OF_SEVERAL_AGENTS = {"jaxmarl", "jumanji", "pettingzoo", "traffic"}
 FRAME_STACK = {"atari": 4}
 """Default frame stack by suite, in frames."""

@@ -55,7 +55,7 @@ def make_any(
         **options: As in `make`.
 
     Returns:
-        An `Env`, or a `HostEnv` for what is stepped on the host.
+        An `Env`, or a `HostEnv` where it is stepped on the host.
 
     Raises:
         ValueError: As `make`, or an option of the pool is wrong.

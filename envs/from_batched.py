@@ -45,9 +45,9 @@ class Restart(Enum):
 
     Attributes:
         SAME_STEP: In the step that ended the last one; ``info`` has the terminal observation.
-        NEXT_STEP: In the step after it, whose action is ignored. It is a step of its own that is not counted, unless
+        NEXT_STEP: In the step after it, whose action is ignored. It is one step more, which is not counted, unless
             ``reset`` takes a ``reset_mask``.
-        DISABLED: When ``reset(options={"reset_mask": done})`` says so.
+        DISABLED: When ``reset(options={"reset_mask": done})`` is called.
     """
 
     SAME_STEP = "SameStep"
@@ -214,7 +214,7 @@ class _Simulator(Groups):
         result = self.simulator.reset(**({"seed": seed % 2**31} if _takes(self.simulator.reset, "seed") else {}))
         return _plain(result[0] if isinstance(result, tuple) else result)
 
-    def _advance(self, actions: Any) -> "Outcome":
+    def _advance(self, actions: Any) -> "SimulatorStep":
         """Take a step of all environments, and bring its results into one form."""
         result = self.simulator.step(actions)
         if not isinstance(result, tuple) or len(result) not in (4, 5):
@@ -226,14 +226,14 @@ class _Simulator(Groups):
         obs, reward, *ends, info = result
         terminated, truncated = ends if len(ends) == 2 else _by_time_outs(ends[0], info)
         success = next((x["success"] for x in (info.get("final_info"), info) if x and "success" in x), None)
-        outcome = Outcome(_plain(obs), None, reward, terminated, truncated, False, success)
+        outcome = SimulatorStep(_plain(obs), None, reward, terminated, truncated, False, success)
         if self.resets_rows:
             return self._reset_rows(outcome)
         if self.restart is Restart.NEXT_STEP:
             return self._skip_first(outcome)
         return outcome._replace(final_obs=self._final_obs(outcome, info))
 
-    def _reset_rows(self, outcome: "Outcome") -> "Outcome":
+    def _reset_rows(self, outcome: "SimulatorStep") -> "SimulatorStep":
         """Start new episodes where one ended."""
         done = _numpy(outcome.terminated).astype(bool) | _numpy(outcome.truncated).astype(bool)
         if not done.any():
@@ -242,7 +242,7 @@ class _Simulator(Groups):
         obs, _ = self.simulator.reset(options={"reset_mask": _like(done, self.like)})
         return outcome._replace(obs=_plain(obs), final_obs=final)
 
-    def _skip_first(self, outcome: "Outcome") -> "Outcome":
+    def _skip_first(self, outcome: "SimulatorStep") -> "SimulatorStep":
         """Mark the steps that only begin an episode: truncated, with no reward and no length."""
         before, ends = self.ended, (outcome.terminated | outcome.truncated)
         self.ended = ends if before is None else ends & ~before
@@ -250,7 +250,7 @@ class _Simulator(Groups):
             return outcome._replace(final_obs=outcome.obs)
         return outcome._replace(final_obs=outcome.obs, truncated=outcome.truncated | before, began=before)
 
-    def _final_obs(self, outcome: "Outcome", info: dict[str, Any]) -> PyTree:
+    def _final_obs(self, outcome: "SimulatorStep", info: dict[str, Any]) -> PyTree:
         """Return the terminal observations, or None where the simulator gives none."""
         given = next((info[name] for name in FINAL_OBS if info.get(name) is not None), None)
         if isinstance(given, np.ndarray) and given.dtype == object:  # Gymnasium's: None where no episode ended
@@ -280,7 +280,7 @@ class _Simulator(Groups):
         return copied
 
 
-class Outcome(NamedTuple):
+class SimulatorStep(NamedTuple):
     """Results of one step of all environments, in the simulator's arrays ``[E, ...]``, which it may overwrite.
 
     Attributes:
@@ -410,7 +410,7 @@ def _at(tree: Any, path: Sequence[str | int]) -> Any:
 
 
 def _by_time_outs(done: Any, info: dict[str, Any]) -> tuple[Any, Any]:
-    """Return terminated and truncated of RSL-RL's interface, whose ``time_outs`` say which ends are limits."""
+    """Return terminated and truncated of RSL-RL's interface, whose ``time_outs`` mark the ends by a limit."""
     limits = info.get("time_outs")
     done = done if str(done.dtype).endswith("bool") else done != 0
     limits = done & False if limits is None else (limits if str(limits.dtype).endswith("bool") else limits != 0)

@@ -49,7 +49,7 @@ class Robot(NamedTuple):
         model: MuJoCo's model.
         frame_skip: Physics steps of an action.
         noise: Largest deviation of an episode's first position and velocity from the model's.
-        sensors: Slices of ``sensordata`` to observe; None for positions and velocities.
+        sensors: Slices of ``sensordata`` to observe, or None.
         tasks: The user's functions by name; None for those that are not given.
     """
 
@@ -66,8 +66,7 @@ def make(
     *,
     backend: str = "mjx",
     reward: str | Callable[..., Any] | None = None,
-    observe: str | Callable[..., Any] | None = None,
-    sensors: Sequence[str] | None = None,
+    observe: str | Callable[..., Any] | Sequence[str] | None = None,
     terminated: str | Callable[..., Any] | None = None,
     start: str | Callable[..., Any] | None = None,
     randomize: str | Callable[..., Any] | None = None,
@@ -82,8 +81,7 @@ def make(
         file: Path of the XML file.
         backend: ``mjx``; `make_host` serves ``mujoco``.
         reward: ``(data, action) -> number`` after each step, or its name, such as ``my_package.reward``.
-        observe: ``(data) -> array [N]``. Without it and ``sensors``, positions and velocities.
-        sensors: Names of sensors to observe, in order.
+        observe: ``(data) -> array [N]``, or the names of sensors, in order. Without it, positions and velocities.
         terminated: ``(data) -> bool``; without it only the time limit ends an episode.
         start: ``(model, uniform) -> (qpos, qvel)``; without it the first keyframe, or ``qpos0`` at rest.
         randomize: ``(model, uniform) -> {name: array}``, fields of the model that differ in each episode.
@@ -100,7 +98,7 @@ def make(
     """
     _refuse(others)
     given = dict(zip(FUNCTIONS, (reward, observe, terminated, start, randomize), strict=True))
-    robot = _robot(file, given, sensors, reset_noise, frame_skip, episode_length)
+    robot = _robot(file, given, reset_noise, frame_skip, episode_length)
     if backend != "mjx":
         raise ValueError(f"env.backend={backend}: write {' or '.join(BACKENDS)}")
     try:
@@ -155,14 +153,7 @@ def film(file: str, **options: Any) -> Any:
     return host.filmed(host.recipes.limited(partial(HostRobot, file, **options), limit), Path(file).stem, limit)
 
 
-def _robot(
-    file: str,
-    given: dict[str, str | Callable[..., Any] | None],
-    sensors: Sequence[str] | None,
-    reset_noise: float,
-    frame_skip: int | None,
-    episode_length: int,
-) -> Robot:
+def _robot(file: str, given: dict[str, Any], reset_noise: float, frame_skip: int | None, episode_length: int) -> Robot:
     """Read the file, and check the options."""
     if not Path(file).is_file():
         raise ValueError(f"env.file={file}: there is no such file in {Path.cwd()}")
@@ -185,9 +176,9 @@ def _robot(
         name: import_function(function, f"env.{name}") if isinstance(function, str) else function
         for name, function in given.items()
     }
-    steps = frame_skip or max(1, round(CONTROL_S / model.opt.timestep))
-    seen = None if sensors is None else tuple(_sensor(model, name, file) for name in sensors)
-    return Robot(Path(file).stem, model, steps, reset_noise, seen, functions)
+    steps, seen = frame_skip or max(1, round(CONTROL_S / model.opt.timestep)), functions["observe"]
+    named = None if seen is None or callable(seen) else tuple(_sensor(model, name, file) for name in seen)
+    return Robot(Path(file).stem, model, steps, reset_noise, named, functions)
 
 
 def _refuse(others: dict[str, Any]) -> None:
@@ -199,7 +190,7 @@ def _refuse(others: dict[str, Any]) -> None:
 def _sensor(model: Any, name: str, file: str) -> slice:
     named = [model.sensor(i).name for i in range(model.nsensor)]
     if name not in named:
-        raise ValueError(f"env.sensors: {file} has no sensor '{name}': write some of {', '.join(named) or 'none'}")
+        raise ValueError(f"env.observe: {file} has no sensor '{name}': write some of {', '.join(named) or 'none'}")
     begin, size = int(model.sensor(name).adr[0]), int(model.sensor(name).dim[0])
     return slice(begin, begin + size)
 
@@ -207,11 +198,9 @@ def _sensor(model: Any, name: str, file: str) -> slice:
 def _observe(robot: Robot, data: Any, xp: Any) -> Any:
     """Return the observation of MJX's or MuJoCo's data."""
     own = robot.tasks["observe"]
-    if own is not None:
-        return own(data)
-    if robot.sensors is None:
-        return xp.concatenate([data.qpos, data.qvel])
-    return xp.concatenate([data.sensordata[part] for part in robot.sensors])
+    if robot.sensors is not None:
+        return xp.concatenate([data.sensordata[part] for part in robot.sensors])
+    return xp.concatenate([data.qpos, data.qvel]) if own is None else own(data)
 
 
 def _first(robot: Robot, model: Any, uniform: Uniform) -> tuple[Any, Any]:
@@ -289,14 +278,13 @@ def _pose(state: RobotState) -> tuple[jax.Array, jax.Array]:
 
 
 class HostRobot(gymnasium.Env):
-    """One environment of a MuJoCo file, stepped by MuJoCo. Its arguments are those of `make`."""
+    """One environment of a MuJoCo file, stepped by MuJoCo, with the arguments of `make`."""
 
     def __init__(
         self,
         file: str,
         *,
         backend: str = "mujoco",
-        sensors: Sequence[str] | None = None,
         reset_noise: float = 0.01,
         frame_skip: int | None = None,
         episode_length: int = EPISODE_LENGTH,
@@ -305,7 +293,7 @@ class HostRobot(gymnasium.Env):
     ) -> None:
         given = {name: functions.pop(name, None) for name in FUNCTIONS}
         _refuse(functions)
-        self.robot = _robot(file, given, sensors, reset_noise, frame_skip, episode_length)
+        self.robot = _robot(file, given, reset_noise, frame_skip, episode_length)
         self.metadata = {
             "render_modes": ["rgb_array"],
             "render_fps": 1 / (self.robot.frame_skip * self.robot.model.opt.timestep),

@@ -76,7 +76,7 @@ class DeviceSteps(NamedTuple):
         reset: ``(seed) -> obs [E, ...]``, starts an episode in every environment.
         step: ``(actions) -> DeviceStep``, for actions of ``decode``. Arrays of the last step must have been
             read before.
-        arrange: ``(obs) -> obs [E, ...]``, from the simulator's form to that of training; pure.
+        arrange: ``(obs) -> obs [E, ...]``, from the simulator's form to training's; pure.
         decode: ``(actions [E, ...]) -> actions`` as the simulator takes them; pure.
     """
 

@@ -82,7 +82,7 @@ def test_each_episode_has_its_own_model_and_the_file_s_comes_back(pole):
 
 @pytest.mark.parametrize("backend", from_mjcf.BACKENDS)
 def test_observations_are_positions_and_velocities_or_sensors_or_a_function(pole, backend):
-    for given, size in (({}, 4), ({"sensors": ["turning", "where"]}, 2), ({"observe": lambda data: data.qpos[:1]}, 1)):
+    for given, size in (({}, 4), ({"observe": ["turning", "where"]}, 2), ({"observe": lambda data: data.qpos[:1]}, 1)):
         env = jf.make_env("mjcf", file=pole, reward=reward, backend=backend, num_envs=2, **given)
         assert env.spec.obs.shape == (size,)
         assert env.spec.max_episode_steps == 1_000
@@ -93,7 +93,7 @@ def test_observations_are_positions_and_velocities_or_sensors_or_a_function(pole
 BAD = [
     (dict(reward=None), "needs a reward"),
     (dict(file="none.xml"), "there is no such file in"),
-    (dict(sensors=["wrong"]), "has no sensor 'wrong': write some of where, turning"),
+    (dict(observe=["wrong"]), "has no sensor 'wrong': write some of where, turning"),
     (dict(frame_skip=0), "env.frame_skip=0"),
     (dict(episode_length=0), "env.episode_length=0"),
     (dict(reset_noise=-1.0), "env.reset_noise=-1.0: write"),

@@ -1,6 +1,6 @@
 """mjlab's cartpole, a simulator in PyTorch and Warp (https://github.com/mujocolab/mjlab), trained by PPO or SAC.
 
-mjlab pins another MuJoCo and brings 4 GB, so it has an environment of its own: ``python -m venv .venv-mjlab``,
+mjlab pins another MuJoCo and brings 4 GB, so it needs a separate environment: ``python -m venv .venv-mjlab``,
 ``.venv-mjlab/bin/pip install mjlab==1.6.0 jax flax optax orbax-checkpoint``, then
 ``PYTHONPATH=. .venv-mjlab/bin/python experiments/learning/mjlab.py sac 300_000``. It writes
 ``experiments/results/mjlab.json``.
@@ -21,7 +21,7 @@ TASK, NUM_ENVS = "Mjlab-Cartpole-Balance", 64
 
 def make(num_envs: int) -> Any:
     """Make the simulator, on a GPU if PyTorch has one."""
-    import mjlab.tasks
+    import mjlab.tasks  # noqa: F401 (registers them)
     import torch
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.tasks.registry import load_env_cfg

@@ -141,7 +141,7 @@ def _device_sample_fragment(
     """Build the fragment ``sample`` for a simulator whose arrays stay on the device (`HostEnv.on_device`).
 
     Two programs take turns with the simulator: one selects actions, the other reads the simulator's arrays once and
-    writes them into the rollout. Totals of running episodes are kept between ticks, as by a pool.
+    writes them into the rollout. Totals of running episodes stay here between ticks, as in a pool.
     """
     length = agent.rollout_length
     arrange, decode_actions = simulator.arrange, simulator.decode
