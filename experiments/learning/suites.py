@@ -1,4 +1,4 @@
-"""Learning in other libraries' suites: nothing tuned, next to random actions and to those libraries' own trainers.
+"""Learning in other libraries' suites: nothing tuned but Craftax, next to random actions and to those libraries' own trainers.
 
 ``python experiments/learning/suites.py`` makes the missing runs, ``... CheetahRun sac`` only some rows or algorithms,
 ``seeds=1`` fewer seeds, ``core=1`` on another core; ``--page`` only the table of ``docs/suites.md``. Every run is a
@@ -37,6 +37,7 @@ class Row(NamedTuple):
         algos: Algorithms, nothing tuned.
         steps: Environment steps of a run.
         peer: What else learns there, if anything, as `peer_suites.py` names it.
+        words: More words of the command.
     """
 
     suite: str
@@ -44,8 +45,11 @@ class Row(NamedTuple):
     algos: tuple[str, ...]
     steps: int
     peer: str = ""
+    words: tuple[str, ...] = ("tuned=false",)
 
 
+# Rejax evaluates sampled actions, and has the settings of Craftax's authors, as our tuned file.
+CRAFTAX = "tuned=true", "eval.sample=true"
 SAC = ("sac", "flash_sac")
 ROWS = [
     Row("playground", "CartpoleSwingup", SAC, 150_000, "brax_sac"),
@@ -53,10 +57,10 @@ ROWS = [
     Row("playground", "CheetahRun", SAC, 150_000, "brax_sac"),
     Row("playground", "WalkerRun", SAC, 150_000, "brax_sac"),
     Row("playground", "HopperHop", SAC, 150_000, "brax_sac"),
-    Row("craftax", "Craftax-Classic-Symbolic-v1", ("ppo", "pqn"), 1_000_000, "rejax_ppo"),
+    Row("craftax", "Craftax-Classic-Symbolic-v1", ("ppo", "pqn"), 1_000_000, "rejax_ppo", CRAFTAX),
     Row("xminigrid", "XLand-MiniGrid-R1-9x9", ("ppo",), 500_000),
     Row("xminigrid", "MiniGrid-Empty-8x8", ("ppo",), 500_000),
-    Row("jumanji", "Snake-v1", ("ppo",), 1_000_000),
+    Row("jumanji", "Snake-v1", ("ppo",), 10_000_000),
     Row("jumanji", "Game2048-v1", ("ppo",), 1_000_000),
     Row("octax", "brix", ("ppo",), 200_000),
     Row("pgx", "2048", ("ppo",), 1_000_000),
@@ -66,7 +70,7 @@ ROWS = [
 
 def ours(row: Row, algo: str, seed: int, core: int) -> dict[str, Any]:
     """Make a run of ours; return its curve of (steps, mean return of an evaluation) and its rates."""
-    words = [f"env={row.suite}", f"env.id={row.id}", f"algo={algo}", f"seed={seed}", "tuned=false", "devices=1"]
+    words = [f"env={row.suite}", f"env.id={row.id}", f"algo={algo}", f"seed={seed}", "devices=1", *row.words]
     words += [f"total_steps={row.steps}", f"eval.every={row.steps // EVALUATIONS}", f"eval.episodes={EPISODES}"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
