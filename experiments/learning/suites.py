@@ -1,4 +1,4 @@
-"""Learning in suites of other libraries: nothing tuned but Craftax, next to random actions and these libraries' trainers.
+"""Learning in other libraries' suites: nothing tuned but Craftax, next to random actions and their own trainers.
 
 ``python experiments/learning/suites.py`` makes the missing runs, ``... CheetahRun sac`` only some rows or algorithms,
 ``seeds=1`` fewer seeds, ``core=1`` on another core; ``--page`` only the table of ``docs/suites.md``. Every run is a
