@@ -173,9 +173,10 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int
 
 
 def _is_batched(made: Any) -> bool:
-    """Check for the interface of a simulator of many environments."""
+    """Check for the interface of a simulator of many environments, also inside Gymnasium's wrappers."""
+    if _is_gymnasium(made):
+        return all(hasattr(made.unwrapped, name) for name in ("num_envs", "single_observation_space"))
     alone = isinstance(made, Env | tuple) or _has(made, "step_env") or _has(made, "observation_size")
-    alone |= _is_gymnasium(made) and not hasattr(made, "single_observation_space")
     return not alone and _has(made, "num_envs", "reset", "step")
 
 

@@ -13,10 +13,11 @@ JAX on the device of training stay there (`HostEnv.on_device`), by DLPack (https
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from importlib import import_module
+from traceback import format_exc
 from typing import Any, NamedTuple
 
 import jax
@@ -27,11 +28,12 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from jax.dlpack import from_dlpack
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
+from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env_checks import check_spaces
 from jaxrl_fast.envs.host_env import UNTOLD, DeviceStep, DeviceSteps, HostEnv, HostStep
 from jaxrl_fast.envs.pool.batches import Groups, check_seeds
 from jaxrl_fast.envs.pool.codec import ActionCodec, Outside, encode_action, encode_obs
-from jaxrl_fast.spaces import CONTAINERS, Space, array_of, decode, parts_of
+from jaxrl_fast.spaces import CONTAINERS, Space, array_of, decode, own_shape, parts_of
 from jaxrl_fast.system import fault_of
 
 FINAL_OBS = "final_obs", "final_observation"
@@ -90,18 +92,20 @@ def make_host(again: Callable[[int], Any], first: Any, *, name: str, num_envs: i
     """
     if num_seeds > 1:
         raise ValueError(f"num_seeds={num_seeds}: {name} is one simulator, which serves one seed: leave num_seeds out")
-    if first.num_envs < num_envs:
+    made = _of(first, "num_envs")
+    if made < num_envs:
         raise ValueError(
-            f"num_envs={num_envs}: {name} made {first.num_envs} environments: write num_envs={first.num_envs}, or a "
-            "parameter num_envs of the function"
+            f"num_envs={num_envs}: {name} made {made} environments: write num_envs={made}, or a parameter num_envs of "
+            "the function"
         )
     try:
         simulator = _Simulator(first, name, num_envs)
-    except (AttributeError, TypeError, RuntimeError, LookupError) as error:
-        raise ValueError(f"{name} failed: {fault_of(error)}") from error
+    except EnvFailed as error:
+        raise ValueError(str(error).splitlines()[0]) from error
 
     def another(number: int) -> HostEnv:
-        return make_host(again, again(number), name=name, num_envs=number)
+        other = again(number)
+        return make_host(again, other, name=name, num_envs=min(number, _of(other, "num_envs")))
 
     def watched(number: int, tell: Callable[[str], None]) -> HostEnv:
         own, outside = another(number), simulator.layout.outside
@@ -123,8 +127,8 @@ class _Simulator(Groups):
 
     def __init__(self, simulator: Any, name: str, num_envs: int) -> None:
         super().__init__(name, num_envs, 1)
-        self.simulator, self.num_envs = simulator, num_envs
-        self.restart, self.resets_rows = _restart_of(simulator)
+        self.simulator, self.num_envs, self.made_envs = simulator, num_envs, _of(simulator, "num_envs")
+        self.restart, self.resets_rows, self.declared = _restart_of(simulator)
         started = self._start(0)
         self.layout = _layout_of(simulator, started, name)
         self.like = jax.tree.leaves(started)[0]
@@ -147,7 +151,7 @@ class _Simulator(Groups):
         wanted = (self.num_envs, *self.layout.act.shape)
         if np.shape(actions) != wanted:
             raise ValueError(f"actions of shape {list(np.shape(actions))} were sent: it takes {list(wanted)}")
-        spare = self.simulator.num_envs - self.num_envs
+        spare = self.made_envs - self.num_envs
         padded = np.concatenate([actions, np.repeat(actions[-1:], spare, axis=0)]) if spare else np.array(actions)
         self.sent = _like(decode(self.layout.act.space, padded, np), self.like)
 
@@ -181,7 +185,7 @@ class _Simulator(Groups):
 
     def on_device(self) -> DeviceSteps | None:
         """Return the functions that leave arrays on their device; None if training has another one, or for NumPy."""
-        here = _device_kind(self.like) == jax.default_backend() and self.num_envs == self.simulator.num_envs
+        here = _device_kind(self.like) == jax.default_backend() and self.num_envs == self.made_envs
         arrange = lambda obs: _arranged(self.layout.space, obs, jnp)  # noqa: E731
         decoded = partial(decode, self.layout.act.space, xp=jnp)
         return DeviceSteps(self._reset_arrays, self._step_arrays, arrange, decoded) if here else None
@@ -199,8 +203,8 @@ class _Simulator(Groups):
 
     def _shared(self, array: Any) -> Any:
         """Return a JAX array of the same memory, or a converted copy, which is reported once."""
-        if isinstance(array, bool | jax.Array):
-            return array
+        if not hasattr(array, "detach"):
+            return jnp.asarray(array)
         dtype = str(array.dtype).removeprefix("torch.")
         narrow = {"float64": "float", "int64": "int"}.get(dtype)
         if narrow and dtype not in self.told:
@@ -211,12 +215,25 @@ class _Simulator(Groups):
     def _start(self, seed: int) -> PyTree:
         """Start an episode in every environment; return the simulator's observations."""
         self.steps, self.sent, self.ended = 0, None, None
-        result = self.simulator.reset(**({"seed": seed % 2**31} if _takes(self.simulator.reset, "seed") else {}))
+        own = {"seed": seed % 2**31} if _takes(self.simulator.reset, "seed") else {}
+        return self._observed(self._call("reset", **own))
+
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a function of the simulator. An error has its traceback after the first line."""
+        try:
+            return getattr(self.simulator, name)(*args, **options)
+        except Exception as error:
+            raise EnvFailed(f"{self.title}: {name} failed: {fault_of(error)}\n{format_exc()}") from error
+
+    def _observed(self, result: Any) -> PyTree:
+        """Return the observations in the result of ``reset``."""
         return _plain(result[0] if isinstance(result, tuple) else result)
 
     def _advance(self, actions: Any) -> "SimulatorStep":
         """Take a step of all environments, and bring its results into one form."""
-        result = self.simulator.step(actions)
+        result = self._call("step", actions)
+        if isinstance(result, tuple) and len(result) == 5 and _is_privileged(result[1]):
+            result = result[:1] + result[2:]
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             what = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
             raise ValueError(
@@ -224,8 +241,14 @@ class _Simulator(Groups):
                 "reward, done, info) with info['time_outs']"
             )
         obs, reward, *ends, info = result
+        info = {} if info is None else info
+        if not isinstance(info, Mapping):
+            raise ValueError(f"{self.title}: step returned {type(info).__name__} as info: return a dictionary")
+        if not self.declared and any(info.get(name) is not None for name in FINAL_OBS):
+            self.restart, self.resets_rows, self.declared = Restart.SAME_STEP, False, True
         terminated, truncated = ends if len(ends) == 2 else _by_time_outs(ends[0], info)
-        success = next((x["success"] for x in (info.get("final_info"), info) if x and "success" in x), None)
+        told = (x for x in (info.get("final_info"), info) if isinstance(x, Mapping))
+        success = next((x["success"] for x in told if "success" in x), None)
         outcome = SimulatorStep(_plain(obs), None, reward, terminated, truncated, False, success)
         if self.resets_rows:
             return self._reset_rows(outcome)
@@ -239,18 +262,24 @@ class _Simulator(Groups):
         if not done.any():
             return outcome._replace(final_obs=outcome.obs)
         final = jax.tree.map(_copy, outcome.obs)
-        obs, _ = self.simulator.reset(options={"reset_mask": _like(done, self.like)})
-        return outcome._replace(obs=_plain(obs), final_obs=final)
+        obs = self._observed(self._call("reset", options={"reset_mask": _like(done, self.like)}))
+        return outcome._replace(obs=obs, final_obs=final)
 
     def _skip_first(self, outcome: "SimulatorStep") -> "SimulatorStep":
         """Mark the steps that only begin an episode: truncated, with no reward and no length."""
         before, ends = self.ended, (outcome.terminated | outcome.truncated)
+        if "next" not in self.told:
+            self.told.add("next")
+            self.lines.append(
+                f"{self.title} begins an episode in the step after the last one ended. Updates use these steps, "
+                "which mean nothing, too: autoreset_mode=SameStep or Disabled is better"
+            )
         self.ended = ends if before is None else ends & ~before
         if before is None:
             return outcome._replace(final_obs=outcome.obs)
         return outcome._replace(final_obs=outcome.obs, truncated=outcome.truncated | before, began=before)
 
-    def _final_obs(self, outcome: "SimulatorStep", info: dict[str, Any]) -> PyTree:
+    def _final_obs(self, outcome: "SimulatorStep", info: Mapping[str, Any]) -> PyTree:
         """Return the terminal observations, or None where the simulator gives none."""
         given = next((info[name] for name in FINAL_OBS if info.get(name) is not None), None)
         if isinstance(given, np.ndarray) and given.dtype == object:  # Gymnasium's: None where no episode ended
@@ -268,7 +297,7 @@ class _Simulator(Groups):
 
     def _rows(self, array: Any) -> np.ndarray:
         """Return the numbers of the environments that are used, ``[E]``."""
-        found = np.broadcast_to(_numpy(array), (self.simulator.num_envs, *np.shape(array)[1:]))
+        found = np.broadcast_to(_numpy(array), (self.made_envs, *np.shape(array)[1:]))
         return found.reshape(len(found))[: self.num_envs]
 
     def _seen(self, obs: PyTree) -> PyTree:
@@ -302,58 +331,98 @@ class SimulatorStep(NamedTuple):
     success: Any
 
 
-def _restart_of(simulator: Any) -> tuple[Restart, bool]:
-    """Return when episodes restart, and whether rows are to be reset at once."""
-    given = getattr(simulator, "autoreset_mode", None) or (getattr(simulator, "metadata", None) or {}).get(
-        "autoreset_mode"
-    )
+def _of(simulator: Any, name: str) -> Any:
+    """Return an attribute of a simulator, or of the one inside Gymnasium's wrappers; None if there is none."""
+    own = getattr(simulator, name, None)
+    return getattr(getattr(simulator, "unwrapped", None), name, None) if own is None else own
+
+
+def _restart_of(simulator: Any) -> tuple[Restart, bool, bool]:
+    """Return when episodes restart, whether rows are to be reset at once, and whether the simulator declares it."""
+    given = _of(simulator, "autoreset_mode") or (_of(simulator, "metadata") or {}).get("autoreset_mode")
     by_default = Restart.NEXT_STEP if isinstance(simulator, VectorEnv) else Restart.SAME_STEP
     text = getattr(given, "value", given)
     if text is not None and text not in {one.value for one in Restart}:
         raise ValueError(f"autoreset_mode={text}: write one of {', '.join(one.value for one in Restart)}")
     restart = by_default if text is None else Restart(text)
     plain = isinstance(getattr(simulator, "unwrapped", simulator), SyncVectorEnv | AsyncVectorEnv)
-    return restart, restart is Restart.DISABLED or (restart is Restart.NEXT_STEP and plain)
+    resets_rows = restart is Restart.DISABLED or (restart is Restart.NEXT_STEP and plain)
+    return restart, resets_rows, text is not None or plain
+
+
+def _is_privileged(second: Any) -> bool:
+    """Check whether the second result of a step are a critic's observations, as in the first versions of RSL-RL."""
+    return second is None or np.shape(second)[1:] not in ((), (1,))
 
 
 def _layout_of(simulator: Any, started: PyTree, name: str) -> Layout:
     """Return the spaces of one environment."""
-    seen, acted = (_space_of(simulator, f"{what}_space") for what in ("observation", "action"))
-    row = jax.tree.map(lambda x: _numpy(x)[0], started)
+    num_envs, row = _of(simulator, "num_envs"), jax.tree.map(lambda x: _numpy(x)[0], started)
+    seen, acted = _space_of(simulator, "observation_space"), _space_of(simulator, "action_space")
+    if _of(simulator, "single_observation_space") is None and _holds(seen, started):
+        seen, acted = _of_one(seen, num_envs), _of_one(acted, num_envs)
     codec = encode_obs(seen if isinstance(seen, spaces.Space) else _unbounded(row), name)
     observed = codec.space
+    _check_row(observed, row, name)
     if any(part.space["kind"] == "MultiDiscrete" for part in parts_of(observed)):
         raise ValueError(
             f"{name} observes MultiDiscrete numbers: a simulator may have Box, Discrete or a Dict of these"
         )
-    if acted is None and getattr(simulator, "num_actions", None) is None:
+    if acted is None and _of(simulator, "num_actions") is None:
         raise ValueError(f"{name} has no single_action_space: give it one, or num_actions for actions in [-1, 1]")
     act = encode_action(_bounded(acted, simulator), name)
     shapes = {part.name: jax.ShapeDtypeStruct(*array_of(part.space)) for part in parts_of(observed)}
     several = MultiDiscrete(act.sizes) if act.sizes else Discrete(act.num_actions)
     action = several if act.sizes or act.num_actions else Box(act.low, act.high)
-    limit = getattr(getattr(simulator, "spec", None), "max_episode_steps", None)
+    limit = getattr(_of(simulator, "spec"), "max_episode_steps", None) or _of(simulator, "max_episode_length")
     obs = shapes if observed["kind"] in CONTAINERS else next(iter(shapes.values()))
-    spec = EnvSpec(name, obs, action, limit or getattr(simulator, "max_episode_length", None))
+    spec = EnvSpec(name, obs, action, None if limit is None else int(limit))
     spec = spec._replace(obs_space=observed, action_space=act.space)
     check_spaces(spec, name)
     return Layout(observed, act, spec, codec.outside)
 
 
 def _space_of(simulator: Any, name: str) -> Any:
-    """Return a space of one environment: Gymnasium's, or another library's box; None if there is none."""
-    single: Any = getattr(simulator, f"single_{name}", None)
-    space: Any = getattr(simulator, name, None)
-    if _is_space(single) or not _is_space(space):
-        return single if _is_space(single) else None
-    if space.shape is None or len(space.shape) < 2 or space.shape[0] != simulator.num_envs:
-        return space
-    bounds = (bound[0] if np.shape(bound) == space.shape else bound for bound in (space.low, space.high))
-    return Bounds(space.shape[1:], *bounds)
+    """Return a space: Gymnasium's, or another library's box; None if there is none."""
+    found = (_of(simulator, key) for key in (f"single_{name}", name))
+    return next((space for space in found if _is_space(space)), None)
 
 
 def _is_space(space: Any) -> bool:
     return isinstance(space, spaces.Space) or all(hasattr(space, name) for name in Bounds._fields)
+
+
+def _holds(space: Any, started: PyTree) -> bool:
+    """Check whether a space is of all environments together, by the observations."""
+    if isinstance(space, spaces.Dict):
+        return isinstance(started, dict) and all(_holds(space[name], started.get(name)) for name in space)
+    return space is not None and started is not None and np.shape(started) == space.shape
+
+
+def _of_one(space: Any, num_envs: int) -> Any:
+    """Return the space of one environment from the space of all."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _of_one(part, num_envs) for name, part in space.items()})
+    if space is None or space.shape[:1] != (num_envs,) or not hasattr(space, "low"):
+        return space
+    if isinstance(space, spaces.Box):
+        return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)  # type: ignore[arg-type, union-attr]
+    bounds = (bound[0] if np.shape(bound) == space.shape else bound for bound in (space.low, space.high))
+    return Bounds(space.shape[1:], *bounds)
+
+
+def _check_row(space: Space, row: PyTree, name: str) -> None:
+    """Check that the observation of one environment has the shapes of its space."""
+    for part in parts_of(space):
+        try:
+            shape = np.shape(_at(row, part.path))
+        except (KeyError, TypeError, IndexError):
+            raise ValueError(f"{name} observes no '{part.name}', which its observation_space has") from None
+        if shape != own_shape(part.space):
+            what = f"'{part.name}' of shape" if part.path else "shape"
+            raise ValueError(
+                f"{name} observes {what} {list(shape)} in each environment: its space has {list(own_shape(part.space))}"
+            )
 
 
 class Bounds(NamedTuple):
@@ -371,14 +440,15 @@ class Bounds(NamedTuple):
 
 
 def _bounded(space: Any, simulator: Any) -> spaces.Space:
-    """Return an action space with bounds, -1 and 1 where it has none, as RSL-RL's policies take it."""
+    """Return an action space with bounds, -1 and 1 where it has neither, as RSL-RL's policies take it."""
     if space is None:
-        space = Bounds((int(simulator.num_actions),), -1.0, 1.0)
-    if not hasattr(space, "low"):
+        space = Bounds((int(_of(simulator, "num_actions")),), -np.inf, np.inf)
+    if not hasattr(space, "low") or np.dtype(getattr(space, "dtype", "float32")).kind != "f":
         return space
     low, high = (np.broadcast_to(np.float32(bound), space.shape) for bound in (space.low, space.high))
-    low, high = np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
-    return spaces.Box(low.astype(np.float32), high.astype(np.float32))
+    free = ~np.isfinite(low) & ~np.isfinite(high)
+    low, high = np.where(free, np.float32(-1.0), low), np.where(free, np.float32(1.0), high)
+    return spaces.Box(low, high, dtype=np.float32)
 
 
 def _unbounded(row: PyTree) -> spaces.Space:
@@ -409,7 +479,7 @@ def _at(tree: Any, path: Sequence[str | int]) -> Any:
     return tree
 
 
-def _by_time_outs(done: Any, info: dict[str, Any]) -> tuple[Any, Any]:
+def _by_time_outs(done: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return terminated and truncated of RSL-RL's interface, whose ``time_outs`` mark the ends by a limit."""
     limits = info.get("time_outs")
     done = done if str(done.dtype).endswith("bool") else done != 0
@@ -436,10 +506,13 @@ def _like(array: Any, like: Any) -> Any:
 
 
 def _device_kind(array: Any) -> str | None:
-    """Return JAX's name of an array's device; None for NumPy."""
+    """Return JAX's name of an array's device; None for NumPy, and for another GPU than the first."""
     if isinstance(array, jax.Array):
         return next(iter(array.devices())).platform
-    return OF_TORCH.get(array.device.type) if hasattr(array, "detach") else None
+    if not hasattr(array, "detach"):
+        return None
+    first = array.device.index in (None, jax.local_devices()[0].local_hardware_id)
+    return OF_TORCH.get(array.device.type) if first or array.device.type == "cpu" else None
 
 
 def _copy(array: Any) -> Any:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,6 +100,8 @@ def make(
     _refuse(others)
     given = dict(zip(FUNCTIONS, (reward, observe, terminated, start, randomize), strict=True))
     robot = _robot(file, given, reset_noise, frame_skip, episode_length)
+    if backend == "mujoco":
+        raise ValueError("env.backend=mujoco is stepped on the host and cannot be compiled: write make_env(...)")
     if backend != "mjx":
         raise ValueError(f"env.backend={backend}: write {' or '.join(BACKENDS)}")
     try:
@@ -156,7 +159,7 @@ def film(file: str, **options: Any) -> Any:
 def _robot(file: str, given: dict[str, Any], reset_noise: float, frame_skip: int | None, episode_length: int) -> Robot:
     """Read the file, and check the options."""
     if not Path(file).is_file():
-        raise ValueError(f"env.file={file}: there is no such file in {Path.cwd()}")
+        raise ValueError(f"env.file={file}: there is no such file in {Path.cwd()}: write its path")
     try:
         model = mujoco.MjModel.from_xml_path(file)
     except ValueError as error:
@@ -166,18 +169,24 @@ def _robot(file: str, given: dict[str, Any], reset_noise: float, frame_skip: int
     for name, value in (("frame_skip", frame_skip), ("episode_length", episode_length)):
         if value is not None and not is_count(value):
             raise ValueError(f"env.{name}={value}: {A_COUNT}")
-    if not 0.0 <= reset_noise < np.inf:
+    number = isinstance(reset_noise, int | float) and not isinstance(reset_noise, bool)
+    if not number or not 0.0 <= reset_noise < np.inf:
         raise ValueError(f"env.reset_noise={reset_noise}: write a number of at least 0, such as 0.01")
     free = [model.actuator(i).name or str(i) for i in range(model.nu) if not model.actuator_ctrllimited[i]]
     if free or not model.nu:
         what = f"its actuator {free[0]} has no ctrlrange: write one" if free else "it has no actuator: write one"
         raise ValueError(f"env.file={file}: {what} in the file")
+    seen: Any = given["observe"]
+    listed = isinstance(seen, Sequence) and not isinstance(seen, str)
+    if not (seen is None or callable(seen) or isinstance(seen, str) or (listed and len(seen))):
+        raise ValueError(f"env.observe={seen}: write a function, as my_package.observe, or sensors, as [first,second]")
     functions = {
         name: import_function(function, f"env.{name}") if isinstance(function, str) else function
         for name, function in given.items()
     }
-    steps, seen = frame_skip or max(1, round(CONTROL_S / model.opt.timestep)), functions["observe"]
-    named = None if seen is None or callable(seen) else tuple(_sensor(model, name, file) for name in seen)
+    steps = frame_skip or max(1, round(CONTROL_S / model.opt.timestep))
+    named = tuple(_sensor(model, name, file) for name in seen) if listed else None
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET  # unstable physics must end in a NaN, not restart
     return Robot(Path(file).stem, model, steps, reset_noise, named, functions)
 
 
@@ -200,19 +209,41 @@ def _observe(robot: Robot, data: Any, xp: Any) -> Any:
     own = robot.tasks["observe"]
     if robot.sensors is not None:
         return xp.concatenate([data.sensordata[part] for part in robot.sensors])
-    return xp.concatenate([data.qpos, data.qvel]) if own is None else own(data)
+    return xp.concatenate([data.qpos, data.qvel, data.act]) if own is None else own(data)
 
 
-def _first(robot: Robot, model: Any, uniform: Uniform) -> tuple[Any, Any]:
-    """Draw the first position and velocity of an episode."""
-    own, base = robot.tasks["start"], robot.model
-    if own is not None:
-        qpos, qvel = own(model, uniform)
-    else:
-        qpos, qvel = (base.key_qpos[0], base.key_qvel[0]) if base.nkey else (base.qpos0, np.zeros(base.nv))
-    moved = ((x, uniform(-robot.noise, robot.noise, x.shape)) for x in (qpos, qvel))
-    qpos, qvel = (x + noise if robot.noise else x for x, noise in moved)
-    return qpos, qvel
+def _begun(robot: Robot) -> Any:
+    """Return MuJoCo's data at the first keyframe, or at rest."""
+    data = mujoco.MjData(robot.model)
+    if robot.model.nkey:
+        mujoco.mj_resetDataKeyframe(robot.model, data, 0)
+    mujoco.mj_forward(robot.model, data)
+    return data
+
+
+def _first(robot: Robot, model: Any, begun: Any, uniform: Uniform) -> tuple[Any, Any]:
+    """Draw the first position and velocity of an episode. A quaternion may need to be normalized."""
+    own = robot.tasks["start"]
+    found = (begun.qpos, begun.qvel) if own is None else own(model, uniform)
+    sizes, noise = (robot.model.nq, robot.model.nv), robot.noise
+    qpos, qvel = (x if hasattr(x, "shape") else np.asarray(x, np.float32) for x in found)
+    if (qpos.shape, qvel.shape) != tuple((size,) for size in sizes):
+        raise ValueError(f"start returned shapes {qpos.shape} and {qvel.shape}: write ({sizes[0]},) and ({sizes[1]},)")
+    return tuple(x + uniform(-noise, noise, x.shape) if noise else x for x in (qpos, qvel))  # type: ignore[return-value]
+
+
+def _changes(robot: Robot, model: Any, uniform: Uniform) -> dict[str, Any]:
+    """Draw the fields of the model that differ in an episode, by name, such as ``body_mass`` or ``opt.gravity``."""
+    randomize = robot.tasks["randomize"]
+    found = {} if randomize is None else randomize(model, uniform)
+    for name, value in found.items():
+        try:
+            wanted = np.shape(attrgetter(name)(robot.model))
+        except AttributeError:
+            raise ValueError(f"randomize changes '{name}', which a model does not have") from None
+        if np.shape(value) != wanted:
+            raise ValueError(f"randomize changes {name} to shape {list(np.shape(value))}: the model has {list(wanted)}")
+    return found
 
 
 def _drawing(key: jax.Array) -> Uniform:
@@ -240,7 +271,8 @@ class RobotState(NamedTuple):
 
 def _compiled(robot: Robot, limit: int) -> Env:
     model = mjx.put_model(robot.model, impl="jax")
-    empty = mjx.make_data(robot.model, impl="jax")
+    begun = _begun(robot)
+    empty = mjx.put_data(robot.model, begun, impl="jax")
     ends = robot.tasks["terminated"] or (lambda data: False)
     reward_of: Any = robot.tasks["reward"]
 
@@ -249,10 +281,10 @@ def _compiled(robot: Robot, limit: int) -> Env:
 
     @relaxed
     def reset(key: jax.Array, params: PyTree) -> tuple[RobotState, jax.Array]:
-        uniform, change = _drawing(key), robot.tasks["randomize"]
-        changed = {} if change is None else jax.tree.map(jnp.asarray, change(model, uniform))
+        uniform = _drawing(key)
+        changed = jax.tree.map(jnp.asarray, _changes(robot, model, uniform))
         own = of_episode(changed)
-        qpos, qvel = _first(robot, own, uniform)
+        qpos, qvel = _first(robot, own, begun, uniform)
         data = mjx.forward(own, empty.replace(qpos=jnp.float32(qpos), qvel=jnp.float32(qvel)))
         return RobotState(data, changed), _observe(robot, data, jnp).astype(jnp.float32)
 
@@ -300,28 +332,32 @@ class HostRobot(gymnasium.Env):
         }
         self.render_mode, self.model, self.limit = render_mode, self.robot.model, episode_length
         self.model.vis.headlight.ambient[:] = LIGHT
-        self.data: Any = mujoco.MjData(self.model)
+        self.begun = _begun(self.robot)
+        self.data: Any = _begun(self.robot)
         self.renderer: Any = None
         bounds = self.model.actuator_ctrlrange.astype(np.float32)
         self.action_space = gymnasium.spaces.Box(bounds[:, 0], bounds[:, 1])
-        mujoco.mj_forward(self.model, self.data)
-        shape = np.shape(_observe(self.robot, self.data, np))
+        try:
+            shape = np.shape(_observe(self.robot, self.data, np))
+        except Exception as error:  # any error of the user's function
+            raise ValueError(f"env.observe failed: {fault_of(error)}") from error
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
         self.original: dict[str, np.ndarray] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Start an episode."""
         super().reset(seed=seed)
+        uniform = self.np_random.uniform
         for name, value in self.original.items():
-            getattr(self.model, name)[:] = value
-        change = self.robot.tasks["randomize"]
-        changed = {} if change is None else change(self.model, self.np_random.uniform)
-        for name, value in changed.items():
-            field = getattr(self.model, name)
+            attrgetter(name)(self.model)[...] = value
+        for name, value in _changes(self.robot, self.model, uniform).items():
+            field = attrgetter(name)(self.model)
             self.original.setdefault(name, field.copy())
-            field[:] = value
-        mujoco.mj_resetData(self.model, self.data)
-        self.data.qpos[:], self.data.qvel[:] = _first(self.robot, self.model, self.np_random.uniform)
+            field[...] = value
+        reset = mujoco.mj_resetDataKeyframe if self.model.nkey else mujoco.mj_resetData
+        reset(self.model, self.data, *([0] if self.model.nkey else []))
+        self.data.qpos[:], self.data.qvel[:] = _first(self.robot, self.model, self.begun, uniform)
+        mujoco.mj_normalizeQuat(self.model, self.data.qpos)
         mujoco.mj_forward(self.model, self.data)
         return self._seen(), {}
 

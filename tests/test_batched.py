@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 import jaxrl_fast as jf
 from jaxrl_fast.core import Box, EnvSpec, Timestep
+from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import Env, vectorize
 from jaxrl_fast.envs.from_batched import make_host
 from jaxrl_fast.learning.run_graph import build_graph
@@ -410,20 +411,178 @@ def test_pytorchs_arrays_are_read_where_they_lie():
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_boxes_of_other_libraries_are_read(batched):
+@pytest.mark.parametrize("bounds", [(-2.0, 3.0), (-math.inf, math.inf)])
+def test_boxes_of_other_libraries_are_read(batched, bounds):
     """mjlab's have bounds that are one number, and Isaac Lab's have none; both also as spaces of all environments."""
     made = Pendulums()
-    for name, space in (("observation", Foreign((3,), -math.inf, math.inf)), ("action", Foreign((1,), -2.0, math.inf))):
+    for name, space in (("observation", Foreign((3,), -math.inf, math.inf)), ("action", Foreign((1,), *bounds))):
         whole = Foreign((NUM_ENVS, *space.shape), space.low, space.high)
         setattr(made, f"single_{name}_space", None if batched else space)
         setattr(made, f"{name}_space", whole)
     env = make_host(lambda n: made, made, name="swing", num_envs=NUM_ENVS)
     assert env.spec.obs.shape == (3,)
-    np.testing.assert_array_equal(env.spec.action.low, [-2.0])
-    np.testing.assert_array_equal(env.spec.action.high, [1.0])
+    wanted = bounds if math.isfinite(bounds[0]) else (-1.0, 1.0)
+    np.testing.assert_array_equal(np.ravel(env.spec.action), wanted)
 
 
 class Foreign(NamedTuple):
     shape: tuple
     low: float
     high: float
+
+
+class Undeclared(gymnasium.vector.VectorEnv):
+    """ManiSkill's form: a `VectorEnv` that declares no mode, and restarts in the same step."""
+
+    single_observation_space, single_action_space = Pendulums.single_observation_space, Pendulums.single_action_space
+
+    def __init__(self, num_envs):
+        self.num_envs, self.inner = num_envs, Pendulums(num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return self.inner.reset(seed)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.inner.step(action)
+        info = {"final_observation": info["final_obs"]} if (terminated | truncated).any() else {}
+        return obs, reward, terminated, truncated, info
+
+
+class LikeIsaacLab(gymnasium.Env):
+    """A `gymnasium.Env` of many, which ``gymnasium.make`` wraps."""
+
+    def __init__(self, num_envs):
+        self.num_envs, self.inner = num_envs, Pendulums(num_envs, "jax", four=False)
+        self.single_observation_space = Pendulums.single_observation_space
+        self.single_action_space = Pendulums.single_action_space
+        self.observation_space = spaces.Box(-np.inf, np.inf, (num_envs, 3))
+        self.action_space = spaces.Box(-1.0, 1.0, (num_envs, 1))
+        self.max_episode_length = float(LIMIT)
+
+    def reset(self, *, seed=None, options=None):
+        return self.inner.reset(seed)
+
+    def step(self, action):
+        return self.inner.step(action)
+
+
+gymnasium.register("LikeIsaacLab-v0", LikeIsaacLab, disable_env_checker=True)
+
+
+@pytest.mark.parametrize("make", [Undeclared, lambda num_envs: gymnasium.make("LikeIsaacLab-v0", num_envs=num_envs)])
+def test_simulators_as_their_users_make_them(make):
+    env, actions = jf.make_env("custom", make=lambda num_envs: make(num_envs), num_envs=NUM_ENVS), actions_of(30)
+    assert env.spec.max_episode_steps in (None, LIMIT)
+    env.reset(0)
+    for action, (_, step) in zip(actions, by_compiled(actions), strict=True):
+        env.send(action, 0)
+        got = env.recv(0)
+        jax.tree.map(same, got[:5], tuple(step[:5]))
+        same(got.episode_length, step.episode.length)
+
+
+def changed(**changes):
+    """A simulator whose results are changed."""
+
+    class Changed(Pendulums):
+        def reset(self, seed=None, options=None):
+            return changes.get("reset", lambda result: result)(super().reset(seed, options))
+
+        def step(self, action):
+            return changes.get("step", lambda result: result)(super().step(action))
+
+    return lambda: Changed()
+
+
+def columns(result):
+    obs, *ends, info = result
+    return obs, *(x[:, None] for x in ends), info
+
+
+FORMS = {
+    "columns": changed(step=columns),
+    "no info": changed(step=lambda result: (*result[:4], None)),
+    "only observations": changed(reset=lambda result: result[0]),
+    "privileged": changed(
+        step=lambda r: (r[0], r[0], r[1], r[2] | r[3], {"time_outs": r[3], "final_obs": r[4]["final_obs"]})
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_give_the_same_steps(form):
+    env, actions = jf.make_env("custom", make=FORMS[form], num_envs=NUM_ENVS), actions_of(20)
+    env.reset(0)
+    for action, (_, step) in zip(actions, by_compiled(actions), strict=True):
+        env.send(action, 0)
+        got = env.recv(0)
+        jax.tree.map(same, (got.obs, *got[2:5]), (step.obs, *step[2:5]))
+
+
+def test_columns_on_the_device():
+    made = simulator("torch")
+    own = made.step
+    made.step = lambda action: columns(own(action))
+    env = make_host(lambda n: made, made, name="swing", num_envs=NUM_ENVS)
+    rollout, _ = sampled(env, "sac", 2)
+    replayed(rollout, np.zeros((*rollout.reward.shape, 1), bool))
+
+
+def test_numpy_rewards_beside_jax_observations():
+    made = simulator("jax")
+    own = made.step
+    made.step = lambda action: (lambda o, r, *rest: (o, np.asarray(r, np.float64), *rest))(*own(action))
+    env = make_host(lambda n: made, made, name="swing", num_envs=NUM_ENVS)
+    rollout, _ = sampled(env, "sac", 2)
+    replayed(rollout, np.zeros((*rollout.reward.shape, 1), bool))
+
+
+def fail(result):
+    raise RuntimeError("the cable is out")
+
+
+def test_an_error_of_the_simulator_is_one_line_and_its_traceback():
+    with pytest.raises(ValueError, match="failed: RuntimeError: the cable is out") as error:
+        jf.make_env("custom", make=changed(reset=fail), num_envs=NUM_ENVS)
+    assert "\n" not in str(error.value)
+    env = jf.make_env("custom", make=changed(step=fail), num_envs=NUM_ENVS)
+    env.reset(0)
+    env.send(actions_of(1)[0], 0)
+    with pytest.raises(EnvFailed, match="step failed: RuntimeError: the cable is out"):
+        env.recv(0)
+
+
+def test_an_observation_that_does_not_fit_its_space_is_one_line():
+    made = Pendulums()
+    made.single_observation_space = spaces.Box(-1.0, 1.0, (1, 3))
+    with pytest.raises(ValueError, match=r"observes shape \[3\] in each environment: its space has \[1, 3\]"):
+        make_host(lambda n: made, made, name="swing", num_envs=NUM_ENVS)
+
+
+@pytest.mark.parametrize("num_envs", [4, 8])
+def test_spaces_of_all_environments_are_told_apart_by_the_observations(num_envs):
+    """Also images whose height is the number of environments, and dictionaries."""
+
+    class Camera:
+        def __init__(self, whole):
+            self.num_envs, shape = num_envs, ((num_envs,) if whole else ()) + (8, 8, 3)
+            self.observation_space = spaces.Dict({"camera": spaces.Box(0, 255, shape, np.uint8)})
+            self.action_space = spaces.Box(-1.0, 1.0, ((num_envs, 2) if whole else (2,)))
+
+        def reset(self):
+            return {"camera": np.zeros((num_envs, 8, 8, 3), np.uint8)}, {}
+
+        def step(self, action):
+            return *self.reset()[:1], *np.zeros((3, num_envs), bool), {}
+
+    for whole in (False, True):
+        made = Camera(whole)
+        spec = make_host(lambda n, made=made: made, made, name="camera", num_envs=num_envs).spec
+        assert (spec.obs["camera"].shape, spec.obs["camera"].dtype) == ((8, 8, 3), np.uint8)
+        assert spec.action.low.shape == (2,)
+
+
+def test_a_simulator_of_a_fixed_size_is_evaluated():
+    env = jf.make_env("custom", make=fixed, num_envs=NUM_ENVS)
+    result = jf.learn(env, jf.sac(rollout_length=4, batch_size=16), total_steps=200, eval_episodes=10)
+    assert np.isfinite(result.summary["eval_return_mean"])

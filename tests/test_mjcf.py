@@ -98,6 +98,10 @@ BAD = [
     (dict(episode_length=0), "env.episode_length=0"),
     (dict(reset_noise=-1.0), "env.reset_noise=-1.0: write"),
     (dict(reward="nowhere.reward"), "nowhere"),
+    (dict(reset_noise="big"), "env.reset_noise=big: write"),
+    (dict(observe=5), "env.observe=5: write a function"),
+    (dict(observe=[]), "env.observe=[]: write a function"),
+    (dict(observe=lambda data: data.nothing), "nothing"),
     (dict(rewards=reward), "mjcf has no option 'rewards': write one of backend, reward"),
 ]
 
@@ -159,3 +163,66 @@ def test_the_tutorials_simulator_trains(tmp_path, monkeypatch):
     result = jf.learn(env, jf.sac(rollout_length=4, batch_size=32), total_steps=2_000)
     assert np.isfinite(result.summary["eval_return_mean"])
     env.close()
+
+
+FREE = """<mujoco><worldbody><body name="ball" pos="0 0 1"><freejoint/><geom size="0.1"/></body>
+<body name="arm"><joint name="hinge" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0 0 0.5" size="0.05"/></body>
+</worldbody>
+<actuator><general joint="hinge" dyntype="filter" dynprm="0.1" ctrlrange="-1 1"/></actuator>
+<keyframe><key qpos="0 0 2 1 0 0 0 0.3" act="0.7"/></keyframe></mujoco>"""
+
+
+@pytest.fixture
+def free(tmp_path):
+    (tmp_path / "free.xml").write_text(FREE)
+    return str(tmp_path / "free.xml")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_an_episode_begins_at_the_keyframe_with_its_activation_and_unit_quaternions(free, noise):
+    env = from_mjcf.make(free, reward=lambda data, action: 0.0, reset_noise=noise)
+    host = from_mjcf.HostRobot(free, reward=lambda data, action: 0.0, reset_noise=noise)
+    for obs in (env.reset(jax.random.key(1), ())[1], host.reset(seed=1)[0]):
+        np.testing.assert_allclose(np.linalg.norm(obs[3:7]), 1.0, atol=1e-5)
+        assert obs[-1] == np.float32(0.7)
+        np.testing.assert_allclose(obs[:3], [0, 0, 2], atol=noise + 1e-6)
+
+
+def test_physics_that_fail_give_a_nan_and_no_silent_restart(free):
+    host = from_mjcf.HostRobot(
+        free, reward=lambda data, action: 0.0, start=lambda model, uniform: (model.qpos0, 1e12 * np.ones(7))
+    )
+    host.reset(seed=0)
+    seen = [host.step(np.ones(1, np.float32))[0] for _ in range(3)]
+    assert not np.isfinite(seen[-1]).all() or np.abs(seen[-1]).max() > 1e6
+
+
+@pytest.mark.parametrize("backend", from_mjcf.BACKENDS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model, uniform: {"body_mas": 1.0}, "randomize changes 'body_mas', which a model does not have"),
+        (lambda model, uniform: {"body_mass": 1.0}, r"randomize changes body_mass to shape \[\]: the model has"),
+    ],
+)
+def test_wrong_changes_of_the_model_are_told_alike(pole, backend, change, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        env = jf.make_env("mjcf", file=pole, reward=reward, randomize=change, backend=backend, num_envs=2)
+        env.reset(0)
+
+
+@pytest.mark.parametrize("backend", from_mjcf.BACKENDS)
+def test_nested_fields_may_differ_and_starts_may_be_lists(pole, backend):
+    options = dict(
+        reward=reward,
+        randomize=lambda model, uniform: {"opt.gravity": model.opt.gravity * uniform(0.1, 0.2)},
+        start=lambda model, uniform: ([0.0, 0.1], [0.0, 0.0]),
+    )
+    if backend == "mjx":
+        env = from_mjcf.make(pole, **options)
+        state, _ = env.reset(jax.random.key(0), ())
+        assert -2.0 < float(state.changed["opt.gravity"][2]) < -0.9
+        return
+    host = from_mjcf.HostRobot(pole, **options)
+    host.reset(seed=0)
+    assert -2.0 < host.model.opt.gravity[2] < -0.9

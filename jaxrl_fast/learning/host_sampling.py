@@ -155,9 +155,17 @@ def _device_sample_fragment(
 
     @partial(jax.jit, donate_argnums=0)
     def record(stored: tuple, t: int, before: tuple, action: jax.Array, step: DeviceStep, totals: Any) -> tuple:
-        terminated = step.terminated.astype(bool)
-        truncated, began = step.truncated.astype(bool) & ~terminated, jnp.broadcast_to(step.began, terminated.shape)
-        reward, done = step.reward.reshape(terminated.shape).astype(jnp.float32), terminated | truncated
+        terminated, truncated, began, reward = (  # simulators give [E] or [E, 1]
+            jnp.broadcast_to(x.reshape(-1), env.num_envs).astype(dtype)
+            for x, dtype in (
+                (step.terminated, bool),
+                (step.truncated, bool),
+                (step.began, bool),
+                (step.reward, jnp.float32),
+            )
+        )
+        truncated &= ~terminated
+        done = terminated | truncated
         totals = EpisodeTotals(totals.returns + reward, totals.length + ~began)
         obs = arrange(step.obs)
         next_obs = select(done, before[0] if step.final_obs is None else arrange(step.final_obs), obs)
@@ -184,6 +192,7 @@ def _device_sample_fragment(
             action, sent, carry, extras = decide(inputs, carry, before, extras, key, hyper, t)
             stored, before, totals = record(stored, t, before, action, simulator.step(sent), totals)
         running["totals"] = totals
+        jax.block_until_ready(before)  # an evaluation may step the simulator next, which overwrites its arrays
         rollout = stored[0]._replace(extras=extras)
         steps = np.int32(env.steps() % MAX_STEPS)
         return HostSamplerState(steps, *before, carry), {"rollout": rollout}, measure(*stored)
