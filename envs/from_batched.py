@@ -268,7 +268,7 @@ class _Simulator(Groups):
     def _skip_first(self, outcome: "SimulatorStep") -> "SimulatorStep":
         """Mark the steps that only begin an episode: truncated, with no reward and no length."""
         before, ends = self.ended, (outcome.terminated | outcome.truncated)
-        if "next" not in self.told:
+        if before is not None and "next" not in self.told and _numpy(before).any():
             self.told.add("next")
             self.lines.append(
                 f"{self.title} begins an episode in the step after the last one ended. Updates use these steps, "

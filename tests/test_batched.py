@@ -586,3 +586,38 @@ def test_a_simulator_of_a_fixed_size_is_evaluated():
     env = jf.make_env("custom", make=fixed, num_envs=NUM_ENVS)
     result = jf.learn(env, jf.sac(rollout_length=4, batch_size=16), total_steps=200, eval_episodes=10)
     assert np.isfinite(result.summary["eval_return_mean"])
+
+
+class Counting(gymnasium.Env):
+    """Counts its steps, with a dictionary of observations and numbers that do not begin at 0."""
+
+    observation_space = spaces.Dict({"steps": spaces.Box(-9.0, 9.0, (2,)), "kind": spaces.Discrete(3, start=1)})
+    action_space = spaces.Discrete(2, start=5)
+
+    def seen(self):
+        return {"steps": np.full(2, self.time, np.float32), "kind": 1 + self.time % 3}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self.time += 1
+        return self.seen(), 1.0, False, self.time >= 4, {}
+
+
+@pytest.mark.parametrize("mode", RESTARTS)
+def test_dictionaries_and_numbers_of_gymnasiums_vectors(mode):
+    made = gymnasium.vector.SyncVectorEnv([Counting] * 3, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
+    env = make_host(lambda n: made, made, name="counting", num_envs=3)
+    env.reset(0)
+    for step in range(1, 10):
+        env.send(np.arange(3, dtype=np.int32) % 2, 0)
+        got, time = env.recv(0), (step - 1) % 4 + 1
+        np.testing.assert_array_equal(got.next_obs["steps"], np.full((3, 2), time))
+        np.testing.assert_array_equal(got.next_obs["kind"], np.eye(3)[[time % 3] * 3])
+        np.testing.assert_array_equal(got.obs["steps"], np.full((3, 2), time % 4))
+        assert got.truncated.tolist() == [time == 4] * 3
+    assert env.events() == []

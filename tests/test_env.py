@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jaxrl_fast as jf
 from jaxrl_fast.core import Discrete, EnvSpec, Timestep, over_two_axes
 from jaxrl_fast.envs import from_gymnax
 from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, vectorize
@@ -274,3 +275,23 @@ def test_a_row_of_initial_states_that_lasts_over_ticks_is_never_started_from_twi
         assert len(set(names[first].tolist())) == first.sum()
     every = max(1, env.steps_per_draw // rollout_length)
     assert len(draws) == -(-ticks // every)
+
+
+def test_a_lasting_row_serves_several_seeds_and_is_divided_over_devices():
+    """Each seed as it is alone, and the same numbers however its environments are divided."""
+    single = walk(ends_at=3, shortest=3)
+    spec = single.spec._replace(action=Discrete(2))  # the third action pays NaN
+    env = vectorize(single._replace(spec=spec, steps_per_reset=12), num_envs=8)
+    assert env.steps_per_draw == 12
+    options = {"total_steps": 400, "eval_every": 0}
+    algorithm = jf.dqn(rollout_length=1, batch_size=8, q_hidden=(8,))
+
+    def params(result):
+        return jax.tree.leaves(jax.device_get(result.state.channels))
+
+    together = params(jf.learn(env, algorithm, num_seeds=2, **options))
+    alone = params(jf.learn(env, algorithm, **options))
+    divided = params(jf.learn(env, algorithm, placement="data_parallel", devices=2, **options))
+    for both, one, parts in zip(together, alone, divided, strict=True):
+        np.testing.assert_allclose(both[0], one[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(parts[0], one[0], rtol=1e-4, atol=1e-5)
