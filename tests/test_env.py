@@ -278,7 +278,7 @@ def test_a_row_of_initial_states_that_lasts_over_ticks_is_never_started_from_twi
 
 
 def test_a_lasting_row_serves_several_seeds_and_is_divided_over_devices():
-    """Each seed as it is alone, and the same numbers however its environments are divided."""
+    """Each seed as alone, and the same numbers however its environments are divided."""
     single = walk(ends_at=3, shortest=3)
     spec = single.spec._replace(action=Discrete(2))  # the third action pays NaN
     env = vectorize(single._replace(spec=spec, steps_per_reset=12), num_envs=8)
