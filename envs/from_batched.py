@@ -137,7 +137,7 @@ class _Simulator(Groups):
         self.ended: Any = None
         self.before: Any = None
         self.sent: Any = None
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def reset(self, seed: int | Sequence[int]) -> Any:
         self.require_open()
@@ -169,7 +169,7 @@ class _Simulator(Groups):
         returns, lengths = self.returns.astype(np.float32), self.lengths.copy()
         if done.any():
             finals = self.before if outcome.final_obs is None else self._seen(outcome.final_obs)
-            next_obs = jax.tree.map(partial(_where, done, np), finals, obs)
+            next_obs = jax.tree.map(partial(_where, done), finals, obs)
             self.returns[done], self.lengths[done] = 0.0, 0
         if outcome.success is not None:
             counted = done & ~began
@@ -207,8 +207,8 @@ class _Simulator(Groups):
             return jnp.asarray(array)
         dtype = str(array.dtype).removeprefix("torch.")
         narrow = {"float64": "float", "int64": "int"}.get(dtype)
-        if narrow and dtype not in self.told:
-            self.told.add(dtype)
+        if narrow and dtype not in self.reported:
+            self.reported.add(dtype)
             self.lines.append(f"{self.title} gives arrays of {dtype}: each is converted to 32 bits in every step")
         return from_dlpack((getattr(array, narrow)() if narrow else array).detach().contiguous())
 
@@ -247,8 +247,8 @@ class _Simulator(Groups):
         if not self.declared and any(info.get(name) is not None for name in FINAL_OBS):
             self.restart, self.resets_rows, self.declared = Restart.SAME_STEP, False, True
         terminated, truncated = ends if len(ends) == 2 else _by_time_outs(ends[0], info)
-        told = (x for x in (info.get("final_info"), info) if isinstance(x, Mapping))
-        success = next((x["success"] for x in told if "success" in x), None)
+        infos = (x for x in (info.get("final_info"), info) if isinstance(x, Mapping))
+        success = next((x["success"] for x in infos if "success" in x), None)
         outcome = SimulatorStep(_plain(obs), None, reward, terminated, truncated, False, success)
         if self.resets_rows:
             return self._reset_rows(outcome)
@@ -268,8 +268,8 @@ class _Simulator(Groups):
     def _skip_first(self, outcome: "SimulatorStep") -> "SimulatorStep":
         """Mark the steps that only begin an episode: truncated, with no reward and no length."""
         before, ends = self.ended, (outcome.terminated | outcome.truncated)
-        if before is not None and "next" not in self.told and _numpy(before).any():
-            self.told.add("next")
+        if before is not None and "next" not in self.reported and _numpy(before).any():
+            self.reported.add("next")
             self.lines.append(
                 f"{self.title} begins an episode in the step after the last one ended. Updates use these steps, "
                 "which mean nothing, too: autoreset_mode=SameStep or Disabled is better"
@@ -287,8 +287,8 @@ class _Simulator(Groups):
             for row in (i for i, one in enumerate(given) if one is not None):
                 jax.tree.map(partial(_put, row), finals, _plain(given[row]))
             return finals
-        if given is None and "ends" not in self.told and _numpy(outcome.truncated).any():
-            self.told.add("ends")
+        if given is None and "ends" not in self.reported and _numpy(outcome.truncated).any():
+            self.reported.add("ends")
             self.lines.append(
                 f"{self.title} gives no info['final_obs']: where a time limit ends an episode, the observation before "
                 "the last is used in its place"
@@ -527,8 +527,8 @@ def _put(row: int, whole: np.ndarray, part: Any) -> None:
     whole[row] = part
 
 
-def _where(done: np.ndarray, xp: Any, yes: Any, no: Any) -> Any:
-    return xp.where(done.reshape(-1, *(1,) * (no.ndim - 1)), yes, no)
+def _where(done: np.ndarray, yes: Any, no: Any) -> Any:
+    return np.where(done.reshape(-1, *(1,) * (no.ndim - 1)), yes, no)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

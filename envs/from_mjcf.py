@@ -25,7 +25,7 @@ from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import relaxed
 from jaxrl_fast.envs.env import A_COUNT, Bodies, Env, Scene, is_count
 from jaxrl_fast.envs.env_checks import check_shapes
-from jaxrl_fast.envs.from_brax import geoms_of, quiet
+from jaxrl_fast.envs.from_brax import geoms_of, pose_of, quiet
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.system import fault_of, import_function
 
@@ -132,10 +132,9 @@ def make_host(file: str, *, num_envs: int, num_seeds: int = 1, pool: Any = None,
         ValueError: As `make`, or an option of the pool is wrong.
     """
     host = import_module("jaxrl_fast.envs.from_gymnasium")
-    limit = HostRobot(file, **options).limit
-    own = partial(HostRobot, file, **options)
-    sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": limit}
-    return host.make_custom_host(own, name=Path(file).stem, pool=pool, **sizes)
+    first, own = HostRobot(file, **options), partial(HostRobot, file, **options)
+    sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": first.limit}
+    return host.make_custom_host(own, name=Path(file).stem, pool=pool, first=first, **sizes)
 
 
 def film(file: str, **options: Any) -> Any:
@@ -299,14 +298,11 @@ def _compiled(robot: Robot, limit: int) -> Env:
     obs = jax.eval_shape(lambda key: reset(key, ())[1], jax.random.key(0))
     bounds = robot.model.actuator_ctrlrange.astype(np.float32)
     step_s = robot.frame_skip * robot.model.opt.timestep
-    bodies = Bodies(lambda: Scene(robot.name, geoms_of(robot.model), step_s), _pose)
-    return Env(
-        EnvSpec(robot.name, obs, Box(bounds[:, 0], bounds[:, 1]), limit), reset, step, step_s=step_s, bodies=bodies
-    )
-
-
-def _pose(state: RobotState) -> tuple[jax.Array, jax.Array]:
-    return state.data.xpos[..., 1:, :], state.data.xquat[..., 1:, :]  # MuJoCo's body 0 is static
+    bodies = Bodies(lambda: Scene(robot.name, geoms_of(robot.model), step_s), pose_of)
+    spec = EnvSpec(robot.name, obs, Box(bounds[:, 0], bounds[:, 1]), limit)
+    shortest = limit if robot.tasks["terminated"] is None else 1
+    more: dict[str, Any] = {"shortest_episode": shortest, "steps_per_reset": limit}  # a reset holds MJX's whole data
+    return Env(spec, reset, step, step_s=step_s, bodies=bodies, **more)
 
 
 class HostRobot(gymnasium.Env):

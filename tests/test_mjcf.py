@@ -63,6 +63,13 @@ def test_mjx_and_mujoco_take_the_same_steps(pole):
     assert ends[-1] and not ends[0]
 
 
+def test_a_reset_is_not_drawn_for_each_step(pole):
+    for given, rows in (({}, 1), ({"terminated": fallen}, 16)):
+        env = from_mjcf.make(pole, reward=reward, **given)
+        bank = jax.eval_shape(lambda key, env=env: jf.vectorize(env, num_envs=8).draw_fresh(key, 64), jax.random.key(0))
+        assert jax.tree.leaves(bank)[0].shape[:2] == (rows, 8)  # where it may fall at once, each of 4 starts once
+
+
 def test_each_episode_has_its_own_model_and_the_file_s_comes_back(pole):
     options = dict(reward=reward, randomize=heavier)
     env, host = from_mjcf.make(pole, **options), from_mjcf.HostRobot(pole, **options)

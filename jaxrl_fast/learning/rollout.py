@@ -225,12 +225,14 @@ def sample_compiled(make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_len
         The fragment.
     """
     plain, ticks = make(env), env.steps_per_draw // rollout_length
-    return plain if ticks < 2 else _with_lasting_row(make, env, rollout_length, ticks)
+    return plain if ticks < 2 else _with_lasting_row(plain, make, env, rollout_length)
 
 
-def _with_lasting_row(make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_length: int, ticks: int) -> Fragment:
+def _with_lasting_row(
+    plain: Fragment, make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_length: int
+) -> Fragment:
     """Build a fragment that draws initial states once in so many ticks."""
-    plain = make(env)
+    ticks = env.steps_per_draw // rollout_length
 
     def draw(key: jax.Array) -> PyTree:
         return jax.tree.map(lambda rows: rows[0], env.draw_fresh(key, ticks * rollout_length))
