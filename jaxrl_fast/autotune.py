@@ -15,7 +15,7 @@ from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value, re
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.measuring import Settings
 from jaxrl_fast.tuning.running import results_folder, run_sweep
-from jaxrl_fast.tuning.sweep import Objective, SweepPlan, left_open
+from jaxrl_fast.tuning.width_sweep import Objective, SweepPlan, left_open
 from jaxrl_fast.views.graph_tables import new_console, new_table
 
 KEYS = {

@@ -23,8 +23,8 @@ from jaxrl_fast.tuning import auto, sweep_report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.measuring import Child, Failure, Row, Settings, measure
 from jaxrl_fast.tuning.search import patience
-from jaxrl_fast.tuning.sweep import Record
 from jaxrl_fast.tuning.trial import share_of_others
+from jaxrl_fast.tuning.width_sweep import Record
 
 ROOT = Path(__file__).parent.parent
 WALK = [

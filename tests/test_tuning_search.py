@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast.tuning.search import Outcome, chosen, finalists, find_option, find_size, rungs
-from jaxrl_fast.tuning.sweep import STARTS
+from jaxrl_fast.tuning.width_sweep import STARTS
 
 SIZES = sorted({2**k * part // 4 for k in range(4, 14) for part in (4, 5, 6, 7)} | {2**14})
 REPEATS, SCREENING = 5, 3

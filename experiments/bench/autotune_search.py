@@ -22,9 +22,9 @@ from jaxrl_fast.settings.machine import busy_seconds, cpu_cores
 from jaxrl_fast.tuning.candidates import at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
 from jaxrl_fast.tuning.search import GoOn, Outcome, patience
-from jaxrl_fast.tuning.sweep import Record, SweepPlan, try_widths
 from jaxrl_fast.tuning.sweep_report import DISTURBED
 from jaxrl_fast.tuning.sweep_report import line as report_line
+from jaxrl_fast.tuning.width_sweep import Record, SweepPlan, try_widths
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "autotune_search.json"
 JOBS = {

@@ -66,6 +66,10 @@ PlaceState = Callable[[TrainState], TrainState]
 
 SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
 """All seeds share the tick, so all skip the same fragments and a skipped fragment costs nothing."""
+OWN_TICKS: Any = SEED_AXES._replace(tick=0)
+"""Each seed counts its own ticks, so that seeds can begin at any time; steps of skipped fragments are computed and
+discarded.
+"""
 
 NO_AXIS = -1
 """In a tree of axes: leaves without a sharded axis and without an axis for the seeds."""
@@ -109,13 +113,14 @@ def _sharding(mesh: Mesh, seeds: tuple[str, ...], axis: int | None) -> NamedShar
     return NamedSharding(mesh, PartitionSpec(*seeds, *behind))
 
 
-def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> TrainState:
+def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int, axes_of: TrainState = SEED_AXES) -> TrainState:
     """Return the shardings of a `TrainState`.
 
     Args:
         graph: Graph.
         home: Device meshes by fragment.
         num_seeds: Number of seeds.
+        axes_of: `SEED_AXES` or `OWN_TICKS`.
 
     Returns:
         Shardings: each part is with the fragment that has or writes it, the rest with the first fragment.
@@ -126,15 +131,16 @@ def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> TrainSt
     channels = {c: lay(home[writer[c]], axes[c], num_seeds) for c in graphs.stored_channels(graph)}
     mesh = home[graph.fragments[0].name]
     alone = lay(mesh, None, num_seeds)
-    return TrainState(private, channels, alone, lay(mesh, NO_AXIS, num_seeds), alone)
+    return TrainState(private, channels, alone, lay(mesh, NO_AXIS if axes_of.tick is None else None, num_seeds), alone)
 
 
-def init_seeds(graph: Graph, num_seeds: int) -> InitState:
+def init_seeds(graph: Graph, num_seeds: int, axes_of: TrainState = SEED_AXES) -> InitState:
     """Return the function that makes the initial state of every seed.
 
     Args:
         graph: Graph.
         num_seeds: Number of seeds.
+        axes_of: `SEED_AXES` or `OWN_TICKS`.
 
     Returns:
         ``init(keys [S], hyper)``.
@@ -143,7 +149,7 @@ def init_seeds(graph: Graph, num_seeds: int) -> InitState:
     def init(keys: jax.Array, hyper: Any) -> TrainState:
         if len(keys) != num_seeds:
             raise GraphError(f"{len(keys)} keys for a program of {num_seeds} seeds")
-        one_seed = over_seeds(lambda key: graphs.init(graph, key, hyper), num_seeds, (0,), SEED_AXES)
+        one_seed = over_seeds(lambda key: graphs.init(graph, key, hyper), num_seeds, (0,), axes_of)
         return one_seed(keys if num_seeds > 1 else keys[0])
 
     return init

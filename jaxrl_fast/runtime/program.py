@@ -57,14 +57,15 @@ class Program(NamedTuple):
     ticks_per_chunk: int
 
 
-def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds: int = 1) -> Program:
+def compile(graph: Graph, placement: Placement, ticks: int, num_seeds: int = 1, axes: Any = SEED_AXES) -> Program:
     """Build the program of a graph.
 
     Args:
         graph: Graph.
         placement: Placement of its fragments.
-        ticks_per_chunk: Ticks of a chunk.
+        ticks: Ticks of a chunk.
         num_seeds: Number of seeds.
+        axes: `SEED_AXES`, or `OWN_TICKS` for several seeds in one program.
 
     Returns:
         The program.
@@ -76,8 +77,8 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds:
     placements.check_placed(graph, placement, num_seeds)
     graph, home = placements.divided(graph, placement), homes(placement, num_seeds)
     if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
-        return _one_program(graph, placement, home, ticks_per_chunk, num_seeds)
-    return Program(*make_chain(graph, home, ticks_per_chunk, num_seeds), ticks_per_chunk)
+        return _one_program(graph, placement, home, ticks, num_seeds, axes)
+    return Program(*make_chain(graph, home, ticks, num_seeds), ticks)
 
 
 def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
@@ -110,20 +111,20 @@ def by_agents(home: dict[str, Mesh]) -> AbstractContextManager[Any]:
 
 
 def _one_program(
-    graph: Graph, placement: Placement, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int
+    graph: Graph, placement: Placement, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int, axes_of: TrainState
 ) -> Program:
-    layout = state_layout(graph, home, num_seeds)
+    layout = state_layout(graph, home, num_seeds, axes_of)
 
     def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
         with nullcontext() if placement.divides == "batch" else by_agents(home):
             return scan_ticks(graph, state, ticks_per_chunk)
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
-        state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)
+        state, metrics = over_seeds(one_seed, num_seeds, (axes_of,), (axes_of, 0))(state)
         return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
 
     options = compiler_options(home[graph.fragments[0].name], products=graph.products)
-    init_jit = Jit("init", init_seeds(graph, num_seeds), out_shardings=layout, options=starting_options())
+    init_jit = Jit("init", init_seeds(graph, num_seeds, axes_of), out_shardings=layout, options=starting_options())
     run_jit = Jit("chunk", chunk, (0,), (layout,), (layout, layout.key), options)
     init, run = init_jit.jitted(), run_jit.jitted()
 

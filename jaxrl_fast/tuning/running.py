@@ -15,8 +15,8 @@ from jaxrl_fast.settings.schema import ConfigError, command_line
 from jaxrl_fast.training.callbacks import StopSignal
 from jaxrl_fast.tuning import candidates, sweep_report
 from jaxrl_fast.tuning.measuring import Row, Settings, Stopped
-from jaxrl_fast.tuning.sweep import Record, SweepPlan, run_knobs
 from jaxrl_fast.tuning.sweep_report import draw
+from jaxrl_fast.tuning.width_sweep import Record, SweepPlan, run_knobs
 from jaxrl_fast.views.graph_tables import new_console
 
 

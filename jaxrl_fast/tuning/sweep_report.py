@@ -18,7 +18,7 @@ from jaxrl_fast.training.progress import si
 from jaxrl_fast.tuning.candidates import words
 from jaxrl_fast.tuning.ceiling import share_of_bound
 from jaxrl_fast.tuning.measuring import Row, Settings, Spread, spread
-from jaxrl_fast.tuning.sweep import Record, SweepPlan
+from jaxrl_fast.tuning.width_sweep import Record, SweepPlan
 from jaxrl_fast.views.description import byte_size
 from jaxrl_fast.views.graph_tables import new_table
 

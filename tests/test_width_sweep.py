@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from jaxrl_fast.commands.run_config import compose
-from jaxrl_fast.tuning import sweep, sweep_report
+from jaxrl_fast.tuning import sweep_report, width_sweep
 from jaxrl_fast.tuning.candidates import Candidate
 from jaxrl_fast.tuning.measuring import Row, Settings, What
 from jaxrl_fast.tuning.search import GoOn
-from jaxrl_fast.tuning.sweep import Record, SweepPlan
+from jaxrl_fast.tuning.width_sweep import Record, SweepPlan
 
 ASKED = compose(["env=cartpole", "algo=ppo"])
 SETTINGS = Settings(Path("unused"), repeats=5)
@@ -25,8 +25,8 @@ class SlowingMachine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ideal, fails_beside: int | None = None) -> None:
         self.ideal, self.fails_beside, self.speed = ideal, fails_beside, 1.0
         self.turns: list[list[object]] = []
-        monkeypatch.setattr(sweep, "measure", self.measure)
-        monkeypatch.setattr(sweep, "measure_in_turn", self.measure_in_turn)
+        monkeypatch.setattr(width_sweep, "measure", self.measure)
+        monkeypatch.setattr(width_sweep, "measure_in_turn", self.measure_in_turn)
 
     def row(self, candidate: Candidate, what: What) -> Row:
         options = candidate.run.algo_options
@@ -78,7 +78,7 @@ def flat_but_for(value: int | str | None = None, gain: float = 1.0):
 def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: pytest.MonkeyPatch):
     machine = SlowingMachine(monkeypatch, flat_but_for(128, 1.06))
     record = Record()
-    sweep.run_knobs(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
+    width_sweep.run_knobs(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.own is not None and record.width is not None and record.best is record.width
     assert record.best.value == 128  # as first measured; later, it was slower than the requested configuration
     assert record.own.value == ASKED.num_envs and {record.own.value, 128} <= set(machine.turns[0])
@@ -93,11 +93,11 @@ def test_of_placements_only_one_that_is_faster_in_turn_is_taken(monkeypatch: pyt
     plan = SweepPlan(ASKED, "training", ("placement",))
     SlowingMachine(monkeypatch, flat_but_for("data_parallel", 1.05))
     record = Record()
-    sweep.run_knobs(plan, record, SETTINGS)
+    width_sweep.run_knobs(plan, record, SETTINGS)
     assert record.best is not None and record.best.value == "data_parallel" and record.best.in_turn
     machine = SlowingMachine(monkeypatch, flat_but_for("sharded_sampling", 1.01))
     record = Record()
-    sweep.run_knobs(plan, record, SETTINGS)
+    width_sweep.run_knobs(plan, record, SETTINGS)
     assert record.best is record.own and record.best in record.rows and "sharded_sampling" in machine.turns[0]
     assert record.width is record.own
 
@@ -105,6 +105,6 @@ def test_of_placements_only_one_that_is_faster_in_turn_is_taken(monkeypatch: pyt
 def test_where_one_ends_beside_the_others_everything_stays_as_it_was(monkeypatch: pytest.MonkeyPatch):
     SlowingMachine(monkeypatch, flat_but_for(), fails_beside=ASKED.num_envs)
     record = Record()
-    sweep.try_widths(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
+    width_sweep.try_widths(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.best is record.own and not any(row.in_turn for row in record.rows)
     assert any("in turn with others: killed: no memory" in note for note in record.notes)
