@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.learning.imitation import with_teacher
     from jaxrl_fast.numerics.optimizers import Cosine, Linear
     from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
+    from jaxrl_fast.population.population_run import PopulationResult, train_population
     from jaxrl_fast.settings.machine import setup
     from jaxrl_fast.settings.schema import Checkpoints
     from jaxrl_fast.training.callbacks import EndedEpisodes, Evaluation
@@ -67,6 +68,7 @@ _PUBLIC = {
     "learning.imitation": "with_teacher",
     "numerics.optimizers": "Cosine Linear",
     "policy.policies": "Policy load_policy save_policy",
+    "population.population_run": "PopulationResult train_population",
     "settings.machine": "setup",
     "settings.schema": "Checkpoints",
     "training.callbacks": "EndedEpisodes Evaluation",

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {*BASE, "envs", "runtime", "learning", "policy", "settings"},
     "views": {*BASE, "envs", "runtime", "policy", "settings", "training"},
     "commands": {*BASE, "networks", "envs", "runtime", "learning", "algorithms", "policy", "settings", "training"},
+    "population": {*BASE, "envs", "runtime", "learning", "policy", "settings", "training"},
     "tuning": {*BASE, "envs", "runtime", "learning", "settings", "training", "views", "commands"},
     "targets": {"core", "runtime", "learning", "settings", "training", "views", "commands", "tuning"},
 }
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 A package may import only the packages above it in this list.
 """
 COMMANDS = {"train", "check", "collect", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
+COMMANDS |= {"sweep"}
 ENTRY_POINTS = {"__init__", "__main__", "api", "placement", "evaluator", *COMMANDS}
 """Modules outside the packages: commands and public names. They may import anything; no other module imports them."""
 APPLIED = {"algorithm", "data", "critics", "acting"}
@@ -54,7 +56,7 @@ KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 SUITES = "craftax jaxtari navix octax pgx xminigrid".split()
 ONE_ADAPTER = {name: f"jaxrl_fast.envs.from_{name}" for name in ("brax", "gymnax", "jaxmarl", "jumanji", *SUITES)}
 ONE_ADAPTER["mujoco_playground"] = "jaxrl_fast.envs.from_playground"
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 165, 23_450
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 13, 177, 25_000
 """Not counted: `targets`, which compiles for absent machines, and `ADDED`."""
 ADDED = {
     "bc",
@@ -439,7 +441,7 @@ def test_an_alias_of_a_function_is_documented():
 
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 600, 80, 10
 """Largest number of lines of a file, lines of a function without its docstring, and arguments without ``self``."""
-FACTORIES = {*ALGORITHMS, "learn", "make_network"}
+FACTORIES = {*ALGORITHMS, "learn", "train_population", "make_network"}
 """Public functions of many keyword arguments, each with a default, whose signatures do not count."""
 
 

@@ -11,13 +11,19 @@ from scipy import stats
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import PpoHyper, critic_part, value_errors
-from jaxrl_fast.algorithms.ppo_options import clipped_errors, joint_loss, with_free_outputs, with_normalized_values
+from jaxrl_fast.algorithms.ppo_options import (
+    by_divergence,
+    clipped_errors,
+    joint_loss,
+    with_free_outputs,
+    with_normalized_values,
+)
 from jaxrl_fast.core import Box
 from jaxrl_fast.learning.algorithm import Learned, OnPolicyBatch
 from jaxrl_fast.networks.convolutions import orthogonal_weights
 from jaxrl_fast.networks.network import STATISTICS, Head, make_network
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import by_divergence, make_optimizer
+from jaxrl_fast.numerics.optimizers import make_optimizer
 
 RNG = np.random.default_rng(8)
 HYPER = PpoHyper(0.01, 1.0, 0.9, 0.8, 0.2, 0.05, 10.0, 1.0, value_clip_range=0.3, max_kl=0.05, desired_kl=0.02)

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.ppo_options import (
+    KL,
     PartLoss,
+    by_divergence,
     clipped_errors,
     in_one_part,
     joint_loss,
@@ -52,12 +54,10 @@ from jaxrl_fast.networks.network import (
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
-    KL,
     MakeOptimizer,
     OptimizerName,
     Rate0,
     Rate01,
-    by_divergence,
     check_optimizer,
     checks_numbers,
     is_set,

@@ -1,20 +1,72 @@
-"""Options of PPO that are off by default: other losses, and wrappers of its networks and parts."""
+"""Options of PPO that are off by default: other losses and optimizers, and wrappers of its networks and parts."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxrl_fast.core import Actions, Metrics, PyTree
 from jaxrl_fast.learning.acting import MakePolicy, sample_action
 from jaxrl_fast.learning.algorithm import Agent, GradientResult, Learned, OnPolicy, OnPolicyBatch, Part, elementwise
 from jaxrl_fast.networks.network import STATISTICS, Network, over
+from jaxrl_fast.numerics.optimizers import MakeOptimizer, NamedOptimizer
 
 PartLoss = Callable[[PyTree, OnPolicyBatch, jax.Array, Any], tuple[jax.Array, Metrics]]
 """(outputs of a network ``[L, B, out]``, their batch, key, hyper) -> scalar loss and metrics."""
 VALUE_UPDATES, SMALLEST = 1e5, 1e-6
 """Updates over which `with_normalized_values` averages, as published (0.99999), and the smallest variance."""
+
+
+KL = "approx_kl"
+"""Metric of a policy's part that `by_divergence` reads: its divergence from the policy that acted, in nats."""
+RATES, RATE_STEP, RATE_BAND = (1e-5, 1e-2), 1.5, 2.0
+
+
+def by_divergence(make: NamedOptimizer, *, stop: bool, adapt: bool) -> MakeOptimizer:
+    """Return a factory of an optimizer of a policy that stays near the policy that acted.
+
+    With ``stop``, a minibatch on which the divergence is above ``hyper.max_kl`` changes nothing (all later minibatches
+    of the tick are then alike). With ``adapt``, each minibatch whose divergence is above twice ``hyper.desired_kl``
+    divides the learning rate by 1.5, and each below half of it multiplies the rate, within `RATES`.
+
+    Args:
+        make: Factory of the optimizer.
+        stop: Whether there is a largest divergence.
+        adapt: Whether the learning rate follows the divergence.
+
+    Returns:
+        The factory.
+
+    Source: Rudin et al. (2021), arXiv 2109.11978, and its code (github.com/leggedrobotics/rsl_rl), for the rate.
+    """
+
+    def build(hyper: Any) -> optax.GradientTransformationExtraArgs:
+        inner = make(hyper)
+        rate = jnp.maximum(make.rate(hyper), 1e-8)  # a schedule may end at 0
+
+        def init(params: PyTree) -> tuple[PyTree, jax.Array]:
+            return inner.init(params), jnp.zeros(())
+
+        def update(grads: PyTree, state: PyTree, params: PyTree = None, *, metrics: Mapping[str, Any]) -> tuple:
+            divergence, factor = metrics[KL], state[1]
+            if adapt:
+                near = jnp.where(divergence < hyper.desired_kl / RATE_BAND, 1.0, 0.0)
+                step = jnp.where(divergence > hyper.desired_kl * RATE_BAND, -1.0, near) * math.log(RATE_STEP)
+                factor = jnp.clip(factor + step, *(jnp.log(bound / rate) for bound in RATES))
+            change, after = inner.update(grads, state[0], params)
+            change = jax.tree.map(lambda x: x * jnp.exp(factor), change) if adapt else change
+            if not stop:
+                return change, (after, factor)
+            keep = divergence <= hyper.max_kl
+            change = jax.tree.map(lambda x: jnp.where(keep, x, jnp.zeros_like(x)), change)
+            return change, (jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, state[0]), factor)
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    return build
 
 
 def clipped_errors(value_loss: Callable) -> PartLoss:

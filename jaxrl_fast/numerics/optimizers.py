@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import reduce, wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import jax
@@ -106,11 +107,34 @@ class Curve(NamedTuple):
         return jnp.interp(progress, jnp.linspace(0.0, 1.0, len(self.values)), self.values)
 
 
-Schedule = Linear | Cosine | Curve
+class Steps(NamedTuple):
+    """Schedule that is constant between the times at which it changes, such as one of a population's members.
+
+    Attributes:
+        times: Shares of the run (0 to 1) from which each value holds, ascending from 0.
+        values: Value from each of these times on.
+    """
+
+    times: Any
+    values: Any
+
+    @property
+    def start(self) -> Any:
+        """Value at the start of the run."""
+        return self.values[0]
+
+    def at(self, progress: jax.Array) -> Any:
+        """Return the value at a share of the run."""
+        return jnp.asarray(self.values)[jnp.searchsorted(jnp.asarray(self.times), progress, side="right") - 1]
+
+
+Schedule = Linear | Cosine | Curve | Steps
 SCHEDULES: dict[str, type[Linear] | type[Cosine]] = {"linear": Linear, "cosine": Cosine}
 CURVE_POINTS = 1_001
 """Values that a run takes of a function of progress."""
-A_RATE = f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
+STEPS, FILE = "steps", "file"
+"""Kinds of schedules in texts: ``steps:0=3e-4,0.5=1e-4``, and ``file:`` with the path of a table of such times."""
+A_RATE = f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join((*SCHEDULES, FILE))})"
 
 
 def value_at(rate: Any, progress: jax.Array) -> Any:
@@ -130,7 +154,8 @@ def as_rate(value: Any) -> Any:
     """Convert a value to a number or schedule.
 
     Args:
-        value: Number, schedule, text ``kind:start:end`` or ``kind:start:end:until``, or a function of progress.
+        value: Number, schedule, text ``kind:start:end`` or ``kind:start:end:until``, `STEPS`, `FILE`, or a function of
+            progress.
 
     Returns:
         The number or schedule.
@@ -146,13 +171,30 @@ def as_rate(value: Any) -> Any:
         return value
     if callable(value):
         return Curve(np.array([float(value(i / (CURVE_POINTS - 1))) for i in range(CURVE_POINTS)], np.float32))
-    if isinstance(value, str):
-        kind, *ends = value.split(":")
-        schedule = SCHEDULES[kind.strip()](*map(float, ends))
-        if not math.isfinite(schedule.start + schedule.end) or not 0.0 < schedule.until <= 1.0:
-            raise ValueError(value)
-        return schedule
-    return as_number(value)
+    return _read_schedule(value) if isinstance(value, str) else as_number(value)
+
+
+def _read_schedule(text: str) -> Schedule:
+    kind, *ends = text.split(":")
+    if kind in (STEPS, FILE):
+        return _read_steps(kind, text.partition(":")[2])
+    schedule = SCHEDULES[kind.strip()](*map(float, ends))
+    if not math.isfinite(schedule.start + schedule.end) or not 0.0 < schedule.until <= 1.0:
+        raise ValueError(text)
+    return schedule
+
+
+def _read_steps(kind: str, text: str) -> Steps:
+    """Read ``0=3e-4,0.5=1e-4``, or a file with a line ``0,3e-4`` for each time."""
+    try:
+        lines = Path(text).read_text("utf-8").splitlines()[1:] if kind == FILE else text.replace("=", ";").split(",")
+        rows = [[float(number) for number in line.replace(";", ",").split(",")] for line in lines]
+        times, values = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"{text} cannot be read") from None
+    if times[0] != 0.0 or np.any(np.diff(times) <= 0.0) or times[-1] > 1.0 or not np.isfinite(values).all():
+        raise ValueError(text)
+    return Steps(times, values)
 
 
 CONVERT: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -170,9 +212,9 @@ def numbers_of(value: Any) -> tuple[float, ...]:
         value: Number or schedule.
 
     Returns:
-        The number, both ends of a schedule, or all values of a `Curve`.
+        The number, both ends of a schedule, or all values of a `Curve` or of `Steps`.
     """
-    if isinstance(value, Curve):
+    if isinstance(value, Curve | Steps):
         return tuple(map(float, value.values))
     return tuple(value[:2]) if isinstance(value, Schedule) else (value,)
 
@@ -388,14 +430,20 @@ def plain(value: Any) -> Any:
     Returns:
         The plain value.
     """
+    if isinstance(value, Schedule):
+        return _written_schedule(value)
+    return [plain(v) for v in value] if isinstance(value, tuple) else path_of(value) if callable(value) else value
+
+
+def _written_schedule(value: Schedule) -> str:
     if isinstance(value, Curve):
         first, last = float(value.values[0]), float(value.values[-1])
         return f"function from {first} to {last}, {zlib.crc32(np.asarray(value.values).tobytes()):08x}"
-    if isinstance(value, Linear | Cosine):
-        name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
-        numbers = value if value.until != 1.0 else value[:2]
-        return ":".join([name, *(repr(float(number)) for number in numbers)])
-    return [plain(v) for v in value] if isinstance(value, tuple) else path_of(value) if callable(value) else value
+    if isinstance(value, Steps):
+        return f"{STEPS}:" + ",".join(f"{time:.6g}={one:.6g}" for time, one in zip(*value, strict=True))
+    name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
+    numbers = value if value.until != 1.0 else value[:2]
+    return ":".join([name, *(repr(float(number)) for number in numbers)])
 
 
 Rate = jax.Array | float
@@ -483,55 +531,6 @@ def make_optimizer(name: OptimizerName, *, rate: PickRate = lambda hyper: hyper.
         The factory.
     """
     return NamedOptimizer(name, rate)
-
-
-KL = "approx_kl"
-"""Metric of a policy's part that `by_divergence` reads: its divergence from the policy that acted, in nats."""
-RATES, RATE_STEP, RATE_BAND = (1e-5, 1e-2), 1.5, 2.0
-
-
-def by_divergence(make: NamedOptimizer, *, stop: bool, adapt: bool) -> MakeOptimizer:
-    """Return a factory of an optimizer of a policy that stays near the policy that acted.
-
-    With ``stop``, a minibatch on which the divergence is above ``hyper.max_kl`` changes nothing (all later minibatches
-    of the tick are then alike). With ``adapt``, each minibatch whose divergence is above twice ``hyper.desired_kl``
-    divides the learning rate by 1.5, and each below half of it multiplies the rate, within `RATES`.
-
-    Args:
-        make: Factory of the optimizer.
-        stop: Whether there is a largest divergence.
-        adapt: Whether the learning rate follows the divergence.
-
-    Returns:
-        The factory.
-
-    Source: Rudin et al. (2021), arXiv 2109.11978, and its code (github.com/leggedrobotics/rsl_rl), for the rate.
-    """
-
-    def build(hyper: Any) -> optax.GradientTransformationExtraArgs:
-        inner = make(hyper)
-        rate = jnp.maximum(make.rate(hyper), 1e-8)  # a schedule may end at 0
-
-        def init(params: PyTree) -> tuple[PyTree, jax.Array]:
-            return inner.init(params), jnp.zeros(())
-
-        def update(grads: PyTree, state: PyTree, params: PyTree = None, *, metrics: Mapping[str, Any]) -> tuple:
-            divergence, factor = metrics[KL], state[1]
-            if adapt:
-                near = jnp.where(divergence < hyper.desired_kl / RATE_BAND, 1.0, 0.0)
-                step = jnp.where(divergence > hyper.desired_kl * RATE_BAND, -1.0, near) * math.log(RATE_STEP)
-                factor = jnp.clip(factor + step, *(jnp.log(bound / rate) for bound in RATES))
-            change, after = inner.update(grads, state[0], params)
-            change = jax.tree.map(lambda x: x * jnp.exp(factor), change) if adapt else change
-            if not stop:
-                return change, (after, factor)
-            keep = divergence <= hyper.max_kl
-            change = jax.tree.map(lambda x: jnp.where(keep, x, jnp.zeros_like(x)), change)
-            return change, (jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, state[0]), factor)
-
-        return optax.GradientTransformationExtraArgs(init, update)
-
-    return build
 
 
 def check_optimizer(name: str, weight_decay: Any) -> None:

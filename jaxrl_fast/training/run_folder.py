@@ -405,6 +405,8 @@ def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
     return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
 
 
+MEMBERS = "members.json"
+"""File of a population's folder with all that pages show of its members."""
 MARKS = ("run.json", "config.yaml", "metrics.csv")
 """A folder with one of these files is a run's."""
 Columns = dict[str, np.ndarray]

@@ -1,0 +1,587 @@
+"""Training of a population: members take slots, train a segment, are compared, and go on, wait, end or are copied."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.io_callback_env import reraise_callback_error
+from jaxrl_fast.policy.policies import Policy, PolicyParams
+from jaxrl_fast.population import slots as places
+from jaxrl_fast.population.rules import Copy, Exchange, Halving, exchange
+from jaxrl_fast.population.search_space import Ask, SearchSpace, Shares, value_of
+from jaxrl_fast.population.slots import Arrays, Ready, Slots
+from jaxrl_fast.population.trials import Book, Trial
+from jaxrl_fast.runtime import hosts
+from jaxrl_fast.runtime.graph import TrainState, tagged
+from jaxrl_fast.runtime.placements import SAMPLING
+from jaxrl_fast.settings.schema import EvalOptions
+from jaxrl_fast.training import resuming
+from jaxrl_fast.training.callbacks import ShouldStop, Tell, to_stderr
+from jaxrl_fast.training.checkpoints import BESIDE
+from jaxrl_fast.training.episodes import make_periodic_evaluation
+from jaxrl_fast.training.job import Job
+
+SCORED_EPISODES = 100
+"""A training score is the mean return of the last so many episodes, or of fewer if fewer ended in the segment."""
+KEPT_POLICIES = 8
+"""Most trials whose last policy is retained for the final evaluation."""
+
+
+class SearchPlan(NamedTuple):
+    """What a population does.
+
+    Attributes:
+        space: Search space.
+        trials: Number of trials, or members of a population.
+        at_once: Trials that train at once in a program.
+        seeds: Seed of each learner of a trial, by number of the trial.
+        segment_ticks: Ticks of a segment.
+        segments: Segments of a whole run.
+        halving: Rule by which trials stop early, or None.
+        exchange: Rule by which members are copied, or None.
+        copy_replay: Whether a copy takes over the replay buffer, too.
+        score: Whether members are compared by returns of training or by evaluations after each segment.
+        seed: Seed of the search.
+        ask: Chooses the point of a new trial.
+    """
+
+    space: SearchSpace
+    trials: int
+    at_once: int
+    seeds: Callable[[int], list[int]]
+    segment_ticks: int
+    segments: int
+    halving: Halving | None
+    exchange: Exchange | None
+    copy_replay: bool
+    score: Literal["training", "evaluation"]
+    seed: int
+    ask: Ask
+
+
+class Hooks(NamedTuple):
+    """What a population calls.
+
+    Attributes:
+        should_stop: Called before every chunk.
+        tell: Shows messages to the user.
+        on_segment: Called with the book after each segment.
+        save: ``(number of segments so far, job, state, progress, arrays)``, writes a checkpoint.
+    """
+
+    should_stop: ShouldStop = lambda: False
+    tell: Tell = to_stderr
+    on_segment: Callable[[Book], None] = lambda book: None
+    save: Callable[[int, Job, TrainState, dict[str, Any], Arrays], None] = lambda *parts: None
+
+
+class Resume(NamedTuple):
+    """A population's checkpoint.
+
+    Attributes:
+        progress: As given to ``Hooks.save``.
+        arrays: Arrays of the state and of waiting members by name.
+    """
+
+    progress: dict[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
+class Group:
+    """The members that share a program: the program, who sits in its slots, and their state.
+
+    Attributes:
+        sizes: Values of the settings that are compiled in, by key.
+        slots: The slots.
+        ready: The compiled programs.
+        seats: Trial in each place of ``at_once``, or None.
+        state: State of all slots, or None before the first trial.
+        evaluation: Evaluation of the members' policies.
+    """
+
+    def __init__(self, sizes: dict[str, Any], job: Job, plan: SearchPlan) -> None:
+        self.sizes, self.plan, self.job = sizes, plan, job
+        self.slots: Slots = places.make_slots(job, plan.segment_ticks, own_ticks=plan.halving is not None)
+        self.seats: list[int | None] = [None] * plan.at_once
+        self.state: TrainState | None = None
+        self.evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, job.options.eval)
+        self._ready: Ready | None = None
+
+    @property
+    def ready(self) -> Ready:
+        """The compiled programs, compiled at first use."""
+        self._ready = self._ready or places.compile_slots(self.slots)
+        return self._ready
+
+    def slots_of(self, seat: int) -> range:
+        """Return the slots of a seat: one for each learner of its trial."""
+        each = self.slots.number // len(self.seats)
+        return range(seat * each, (seat + 1) * each)
+
+
+class Driver:
+    """Trains a population.
+
+    Attributes:
+        plan: What it does.
+        book: All trials.
+        policies: Parameters of the last policies of the best trials, by number.
+        done: Segments that were trained, over all groups.
+    """
+
+    def __init__(self, plan: SearchPlan, book: Book, make_job: Callable[[dict[str, Any]], Job], hooks: Hooks) -> None:
+        self.plan, self.book, self.make_job, self.hooks = plan, book, make_job, hooks
+        self.groups: dict[str, Group] = {}
+        self.current: Group | None = None
+        self.stored: dict[int, list[Arrays]] = {}
+        self.pending: list[Shares] = []
+        self.asked = 0
+        self.policies: dict[int, PolicyParams] = {}
+        self.done, self.generation, self.wall_before_s, self.start_s = 0, 0, 0.0, time.perf_counter()
+        self.compile_s = 0.0
+        self._restored: Mapping[str, np.ndarray] = {}
+
+    def wall_s(self) -> float:
+        """Return the seconds so far, those before a resume included."""
+        return self.wall_before_s + time.perf_counter() - self.start_s
+
+    def train(self) -> bool:
+        """Train until no trial is left, and return whether it came so far."""
+        while (group := self._next_group()) is not None:
+            if self.plan.exchange is None:
+                self._fill(group)
+            else:
+                self._seat_members(group)
+            begin = time.perf_counter()
+            metrics = self._run_segment(group)
+            if metrics is None:
+                return False
+            self._record(group, metrics, time.perf_counter() - begin)
+            if self.plan.exchange is None:
+                self._settle(group)
+            else:
+                self._exchange(group)
+            self.done += 1
+            self.hooks.on_segment(self.book)
+            self._save(group)
+        self.book.finish()
+        return True
+
+    # who trains next
+
+    def _next_group(self) -> Group | None:
+        if self.current is not None and any(seat is not None for seat in self._training(self.current)):
+            return self.current
+        if self.plan.exchange is not None:
+            return self._population_group()
+        waiting = self.book.next_waiting(all_started=self._all_started())
+        shares = [self.book.trials[number].shares for number in waiting] or self._peek()
+        if not shares:
+            return None
+        return self._enter(self._sizes(shares[0]))
+
+    def _population_group(self) -> Group | None:
+        if not self.book.trials:
+            for number in range(self.plan.trials):
+                self.book.start(self._ask(), self.plan.seeds(number))
+        if self.generation >= self.plan.segments:
+            return None
+        return self._enter({})
+
+    def _enter(self, sizes: dict[str, Any]) -> Group:
+        name = str(sizes)
+        if self.current is not None and self.current.sizes != sizes:
+            self._put_away(self.current, range(len(self.current.seats)))
+            self.current.state, self.current.seats = None, [None] * len(self.current.seats)
+        if name not in self.groups:
+            begin = time.perf_counter()
+            self.groups[name] = Group(sizes, self.make_job(sizes), self.plan)
+            self.groups[name].ready  # noqa: B018
+            self.compile_s += time.perf_counter() - begin
+        self.current = self.groups[name]
+        return self.current
+
+    def _sizes(self, shares: Shares) -> dict[str, Any]:
+        return {k: v for k, v in value_of(self.plan.space, shares).items() if k in self.plan.space.sizes}
+
+    def _training(self, group: Group) -> list[int | None]:
+        """Return the seats' trials that train on, None for the others."""
+        return [n if n is not None and self.book.trials[n].status == "training" else None for n in group.seats]
+
+    def _all_started(self) -> bool:
+        return self.asked >= self.plan.trials and not self.pending
+
+    def _ask(self) -> Shares:
+        self.asked += 1
+        return self.plan.ask(self.asked - 1, self.book.outcomes())
+
+    def _peek(self) -> list[Shares]:
+        """Return the points that were chosen but not started, at least one if any trial is left."""
+        if not self.pending and self.asked < self.plan.trials:
+            self.pending.append(self._ask())
+        return self.pending
+
+    def _take_new(self, group: Group) -> Shares | None:
+        """Return the point of a new trial of a group, or None."""
+        while True:
+            own = next((s for s in self.pending if self._sizes(s) == group.sizes), None)
+            if own is not None:
+                self.pending.remove(own)
+                return own
+            if self.asked >= self.plan.trials:
+                return None
+            self.pending.append(self._ask())
+
+    # seats
+
+    def _fill(self, group: Group) -> None:
+        """Give the free seats to trials that may go on, then to new ones."""
+        training = self._training(group)
+        free = [seat for seat, number in enumerate(training) if number is None]
+        if not self.plan.halving and len(free) < len(training):
+            return  # all members of a program without ticks of their own begin together
+        returning: dict[int, int] = {}
+        for number in self.book.next_waiting(all_started=self._all_started()):
+            if len(returning) < len(free) and self._sizes(self.book.trials[number].shares) == group.sizes:
+                self.book.go_on(number)
+                sits = group.seats.index(number) if number in group.seats else None
+                seat = sits if sits in free else free[0]
+                free.remove(seat)
+                returning[seat] = number
+        leaving = [seat for seat in range(len(group.seats)) if seat in free or seat in returning]
+        self._put_away(group, [seat for seat in leaving if group.seats[seat] != returning.get(seat)])
+        new = {}
+        for seat in free:
+            shares = self._take_new(group)
+            if shares is None:
+                group.seats[seat] = None
+                continue
+            number = len(self.book.trials)
+            new[seat] = self.book.start(shares, self.plan.seeds(number)).number
+        came_back = {seat: n for seat, n in returning.items() if group.seats[seat] != n}
+        for seat, number in {**new, **returning}.items():
+            group.seats[seat] = number
+        self._begin(group, list(new))
+        self._bring_back(group, came_back)
+
+    def _put_away(self, group: Group, seats: Sequence[int] | range) -> None:
+        """Store the members of seats that can still go on in the host's memory."""
+        for seat in seats:
+            number = group.seats[seat]
+            if number is not None and group.state is not None and self.book.may_go_on(number, self.plan.trials):
+                self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
+        for number in [n for n in self.stored if not self.book.may_go_on(n, self.plan.trials)]:
+            if self.plan.exchange is None and self.book.trials[number].status != "training":
+                del self.stored[number]
+
+    def _bring_back(self, group: Group, seats: Mapping[int, int]) -> None:
+        members = {
+            slot: arrays
+            for seat, number in seats.items()
+            for slot, arrays in zip(group.slots_of(seat), self.stored.pop(number), strict=True)
+        }
+        assert group.state is not None
+        group.state = places.put(group.slots, group.state, members)
+
+    def _begin(self, group: Group, seats: Sequence[int]) -> None:
+        """Make new members in seats; the first call fills all slots."""
+        if group.state is None:
+            group.state = self._fresh(group)
+        elif seats:
+            new = [slot in {s for seat in seats for s in group.slots_of(seat)} for slot in range(group.slots.number)]
+            lockstep = not group.slots.own_ticks
+            fresh = self._fresh(group)
+            group.state = fresh if lockstep else places.merged(group.slots, group.state, fresh, new)
+
+    def _fresh(self, group: Group) -> TrainState:
+        seeds, hypers = self._of_slots(group)
+        return places.begin(group.slots, group.ready, seeds, hypers)
+
+    def _of_slots(self, group: Group) -> tuple[list[int], list[Any]]:
+        """Return the seed and the hyper-parameters of each slot; a free slot repeats the first seat's."""
+        first = next(number for number in group.seats if number is not None)
+        sitting = [self.book.trials[first if number is None else number] for number in group.seats]
+        seeds = [seed for trial in sitting for seed in trial.seeds]
+        hypers = [self._hyper(group, trial) for trial in sitting for _ in trial.seeds]
+        return seeds, hypers
+
+    def _hyper(self, group: Group, trial: Trial) -> Any:
+        rates = {k: v for k, v in value_of(self.plan.space, trial.shares).items() if k in self.plan.space.rates}
+        named = {key.removeprefix("algo."): value for key, value in rates.items()}
+        return group.job.algorithm.hyper._replace(**named)
+
+    # a segment
+
+    def _run_segment(self, group: Group) -> list[dict[str, np.ndarray]] | None:
+        """Train all seats for a segment; None if the run shall stop, which forgets what was trained of it."""
+        rows = []
+        assert group.state is not None
+        with reraise_callback_error(group.job.failures):
+            for _ in range(self.plan.segment_ticks // group.slots.ticks_per_chunk):
+                if hosts.any_process(self.hooks.should_stop()):
+                    return None
+                group.state, metrics = group.ready.run(group.state)
+                rows.append(hosts.to_host(metrics))
+                if isinstance(group.job.env, HostEnv):
+                    for line in group.job.env.events():
+                        self.hooks.tell(line)
+        return rows
+
+    def _record(self, group: Group, rows: list[dict[str, np.ndarray]], seconds: float) -> None:
+        training = self._training(group)
+        each, active = group.slots.number // len(group.seats), sum(number is not None for number in training)
+        (sampling,) = tagged(group.job.graph, SAMPLING)
+        scores = scores_of(rows, sampling)
+        if self.plan.score == "evaluation":
+            assert group.state is not None
+            totals: EpisodeTotals = group.evaluation.evaluate(group.evaluation.copy_params(group.state), False)
+            means = np.asarray(totals.returns).mean(axis=1)
+            scores = [one if one == -np.inf else float(mean) for one, mean in zip(scores, means, strict=True)]
+        for seat, number in enumerate(training):
+            if number is not None:
+                own = [scores[slot] for slot in group.slots_of(seat)]
+                self.book.trials[number].add(own, seconds * each / (each * active))
+
+    # what follows
+
+    def _settle(self, group: Group) -> None:
+        """Decide where the trials of a search stand, and retain the policies of those that are complete."""
+        for number in self._training(group):
+            if number is not None:
+                self.book.settle(number)
+        ended = [n for n in group.seats if n is not None and self.book.trials[n].status == "finished"]
+        self._keep_policies(group, [n for n in ended if n not in self.policies])
+
+    def _keep_policies(self, group: Group, numbers: Sequence[int]) -> None:
+        best = sorted({*self.policies, *numbers}, key=lambda n: -self.book.trials[n].score)[:KEPT_POLICIES]
+        if set(numbers) & set(best):
+            assert group.state is not None
+            params = group.evaluation.copy_params(group.state)
+            for number in set(numbers) & set(best):
+                own = list(group.slots_of(group.seats.index(number)))
+                self.policies[number] = jax.tree.map(lambda leaf: np.asarray(leaf)[own], params)  # noqa: B023
+        self.policies = {n: self.policies[n] for n in best}
+
+    def _exchange(self, group: Group) -> None:
+        """Copy the best members of a population over the worst, when all have trained the segment."""
+        assert self.plan.exchange is not None and group.state is not None
+        ahead = [t for t in self.book.trials.values() if t.segments > self.generation]
+        if len(ahead) < len(self.book.trials):
+            return  # other members have their turn first
+        self.generation += 1
+        scores = {number: trial.score for number, trial in self.book.trials.items()}
+        if self.generation == self.plan.segments:
+            for number in scores:
+                self.book.settle(number)
+            for turn in self._turns():
+                self._seat_turn(group, turn)
+                self._keep_policies(group, [n for n in turn if self.book.trials[n].status != "diverged"])
+            return
+        rng = np.random.default_rng([self.plan.seed, self.generation])
+        points = {number: trial.shares for number, trial in self.book.trials.items()}
+        copies = exchange(self.plan.exchange, self.plan.space, points, scores, rng)
+        self.book.copy(copies, self.generation)
+        for trial in self.book.trials.values():
+            trial.status = "diverged" if trial.score == -np.inf and trial.status == "diverged" else "training"
+        self._copy_members(group, copies)
+
+    def _turns(self) -> list[list[int]]:
+        """Return the members of each turn, if not all fit in the slots."""
+        numbers, width = list(self.book.trials), self.plan.at_once
+        return [numbers[i : i + width] for i in range(0, len(numbers), width)]
+
+    def _seat_members(self, group: Group) -> None:
+        """Seat the members of the turn that is next in this generation."""
+        behind = [n for n, t in self.book.trials.items() if t.segments <= self.generation]
+        turn = next(turn for turn in self._turns() if behind[0] in turn)
+        self._seat_turn(group, turn)
+
+    def _seat_turn(self, group: Group, turn: Sequence[int]) -> None:
+        seats = [*turn, *[None] * (len(group.seats) - len(turn))]
+        if group.seats == seats and group.state is not None:
+            return
+        for seat, number in enumerate(group.seats):
+            if number is not None and group.state is not None:
+                self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
+        group.seats = seats
+        came_back = {seat: n for seat, n in enumerate(seats) if n is not None and n in self.stored}
+        if not came_back or group.state is None:
+            group.state = self._fresh(group)
+        self._bring_back(group, came_back)
+
+    def _copy_members(self, group: Group, copies: Sequence[Copy]) -> None:
+        """Copy members, on the device if all sit in slots, else in the host's memory; give them their new rates."""
+        if not copies:
+            return
+        if len(self._turns()) > 1:
+            self._seat_all_on_host(group)
+            self._copy_on_host(group, copies)
+            return
+        assert group.state is not None
+        self._renew_diverged(group, [one.target for one in copies if one.diverged])
+        for replay in (False, True):
+            chosen = [one for one in copies if (one.diverged or self.plan.copy_replay) == replay]
+            if chosen and group.slots.number > 1:
+                marked = places.copied(group.job.graph, group.state, replay=replay)
+                targets, sources = ([s for n in column for s in self._slots_of(group, n)] for column in _pairs(chosen))
+                group.state = places.adopt(group.state, marked, targets, sources)
+        group.state = places.with_rates(group.slots, group.state, self._of_slots(group)[1])
+
+    def _slots_of(self, group: Group, number: int) -> range:
+        return group.slots_of(group.seats.index(number))
+
+    def _renew_diverged(self, group: Group, numbers: Sequence[int]) -> None:
+        """Begin the environments of members anew that diverged, since they may have non-finite states."""
+        if not numbers:
+            return
+        assert group.state is not None
+        new = [slot in {s for n in numbers for s in self._slots_of(group, n)} for slot in range(group.slots.number)]
+        fresh = self._fresh(group)
+        group.state = places.merged(group.slots, group.state, fresh._replace(tick=group.state.tick), new)
+        if isinstance(group.job.env, HostEnv):
+            group.state, _ = resuming.end_episodes(group.state, group.job.graph, group.job.agent)
+
+    def _seat_all_on_host(self, group: Group) -> None:
+        for seat, number in enumerate(group.seats):
+            if number is not None and group.state is not None:
+                self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
+        group.seats = [None] * len(group.seats)
+
+    def _copy_on_host(self, group: Group, copies: Sequence[Copy]) -> None:
+        assert group.state is not None
+        marks = {r: places.named_marks(places.copied(group.job.graph, group.state, replay=r)) for r in (False, True)}
+        fresh: dict[int, list[Arrays]] = {}
+        for one in copies:
+            if one.diverged:
+                group.seats = [one.target, *[None] * (len(group.seats) - 1)]
+                begun = self._fresh(group)
+                fresh[one.target] = [places.take(group.slots, begun, slot) for slot in group.slots_of(0)]
+        group.seats = [None] * len(group.seats)
+        sources = {one.source: self.stored[one.source] for one in copies}
+        for one in copies:
+            marked = marks[one.diverged or self.plan.copy_replay]
+            base = fresh.get(one.target, self.stored[one.target])
+            pairs = zip(base, sources[one.source], strict=True)
+            tick = sources[one.source][0]["tick"]
+            self.stored[one.target] = [
+                {n: source[n] if marked[n] else own[n] for n in own} | {"tick": tick} for own, source in pairs
+            ]
+        for one in copies:
+            rates = places.named_rates(self._hyper(group, self.book.trials[one.target]))
+            for arrays in self.stored[one.target]:
+                arrays.update(rates)
+
+    # checkpoints
+
+    def _save(self, group: Group) -> None:
+        assert group.state is not None
+        progress = {
+            **dict(book=self.book.as_json(), asked=self.asked, pending=self.pending, done=self.done),
+            **dict(generation=self.generation, wall_s=self.wall_s(), compile_s=self.compile_s),
+            **dict(seats=group.seats, sizes=group.sizes, stored=list(self.stored), policies=list(self.policies)),
+        }
+        beside: Arrays = {}
+        for number, learners in self.stored.items():
+            for i, arrays in enumerate(learners):
+                beside |= {f"{BESIDE}stored/{number}/{i}/{name}": array for name, array in arrays.items()}
+        for number, params in self.policies.items():
+            beside |= {f"{BESIDE}policy/{number}/{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
+        self.hooks.save(self.done, group.job, group.state, progress, beside)
+
+    def go_on_from(self, resume: Resume) -> None:
+        """Continue from a checkpoint."""
+        progress = resume.progress
+        self.book.go_on_from(progress["book"])
+        self.asked, self.pending, self.done = progress["asked"], progress["pending"], progress["done"]
+        self.generation, self.wall_before_s = progress["generation"], progress["wall_s"]
+        group = self._enter(progress["sizes"])
+        group.seats = progress["seats"]
+        template = self._fresh_template(group)
+        names = places.named(template)
+        group.state = places.placed(group.slots, template, {name: resume.arrays[name] for name in names})
+        if isinstance(group.job.env, HostEnv):
+            group.state = resuming.begin_anew(group.state, template, group.job.graph, group.job.agent)
+        for number in progress["stored"]:
+            learners = range(len(self.book.trials[number].seeds))
+            self.stored[number] = [_below(resume.arrays, f"{BESIDE}stored/{number}/{i}/") for i in learners]
+        example = group.evaluation.copy_params(group.state)
+        structure, count = jax.tree.structure(example), len(jax.tree.leaves(example))
+        for number in progress["policies"]:
+            leaves = [resume.arrays[f"{BESIDE}policy/{number}/{i}"] for i in range(count)]
+            self.policies[number] = jax.tree.unflatten(structure, leaves)
+
+    def _fresh_template(self, group: Group) -> TrainState:
+        if all(number is None for number in group.seats):
+            count = group.slots.number
+            return places.begin(group.slots, group.ready, [0] * count, [group.job.algorithm.hyper] * count)
+        return self._fresh(group)
+
+    # the end
+
+    def evaluate_best(self, most: int, episodes: int) -> dict[int, np.ndarray]:
+        """Evaluate the best policies from initial states that no score used.
+
+        Args:
+            most: Number of trials to evaluate.
+            episodes: Episodes of each learner.
+
+        Returns:
+            Returns ``[learners, episodes]`` by number of the trial.
+        """
+        chosen = [n for n in self.book.ranking() if n in self.policies][:most]
+        found = {}
+        for number in chosen:
+            group = self.groups[str(self._sizes(self.book.trials[number].shares))]
+            job, count = group.job, len(self.book.trials[number].seeds)
+            options = EvalOptions(episodes=episodes, sample=job.options.eval.sample)
+            played = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys[:count], options)
+            found[number] = np.asarray(played.evaluate(self.policies[number], True).returns)
+            played.close()
+        return found
+
+    def policy(self, number: int, learner: int) -> Policy:
+        """Return the last policy of a learner of a trial."""
+        group = self.groups[str(self._sizes(self.book.trials[number].shares))]
+        return group.evaluation.policy_of(self.policies[number], learner)
+
+    def close(self) -> None:
+        """Close the environments of all groups on the host."""
+        for group in self.groups.values():
+            group.evaluation.close()
+
+
+def _pairs(copies: Sequence[Copy]) -> tuple[list[int], list[int]]:
+    return [one.target for one in copies], [one.source for one in copies]
+
+
+def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def scores_of(rows: Sequence[Mapping[str, np.ndarray]], sampling: str) -> list[float | None]:
+    """Compute the training score of each slot.
+
+    Args:
+        rows: Metrics ``[S, ticks]`` of each chunk of a segment.
+        sampling: Name of the sampling fragment.
+
+    Returns:
+        Mean return of the last `SCORED_EPISODES` episodes, rounded up to whole ticks; None without an episode, -inf
+        if the learner or its environment computed a NaN or an infinity.
+    """
+    whole = {name: np.concatenate([row[name] for row in rows], axis=1) for name in rows[0]}
+    bad = ~np.all([np.isfinite(values).all(axis=1) for values in whole.values()], axis=0)
+    bad |= (whole[f"{sampling}/nonfinite_step"] >= 0).any(axis=1)
+    episodes = np.cumsum(whole[f"{sampling}/episodes"][:, ::-1], axis=1)
+    returns = np.cumsum(whole[f"{sampling}/episode_return_sum"][:, ::-1], axis=1)
+    found: list[float | None] = []
+    for slot in range(len(bad)):
+        at = min(int(np.searchsorted(episodes[slot], SCORED_EPISODES)), episodes.shape[1] - 1)
+        count = episodes[slot, at]
+        found.append(-np.inf if bad[slot] else float(returns[slot, at] / count) if count else None)
+    return found

@@ -1,0 +1,37 @@
+"""Scripts that share a search over jobs of an existing scheduler."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from jaxrl_fast.settings.schema import command_line
+
+SCRIPT = "sweep.sh"
+
+
+def write_jobs(words: Sequence[str], launcher: Literal["local", "slurm"], jobs: int, name: str) -> int:
+    """Write a script that starts the jobs of a search, each with a share of its trials, and print how to start it.
+
+    Args:
+        words: Words of the command line.
+        launcher: ``slurm`` for a job array, ``local`` for processes one after another on this machine.
+        jobs: Number of jobs.
+        name: Name of the jobs.
+
+    Returns:
+        Exit code.
+    """
+    own = [word for word in words if word.partition("=")[0] not in ("launcher", "jobs", "run_dir", "seed")]
+    seeds = [int(word.partition("=")[2]) for word in words if word.startswith("seed=")]
+    first = seeds[-1] if seeds else 0
+    share = f"{command_line(own, 'sweep')} seed=$(({first} + 1000 * JOB)) run_dir={name}-sweep/$JOB"
+    if launcher == "slurm":
+        lines = [f"#SBATCH --job-name={name}-sweep", f"#SBATCH --array=0-{jobs - 1}", "#SBATCH --requeue"]
+        lines += ["JOB=$SLURM_ARRAY_TASK_ID", share]
+        start = f"sbatch {SCRIPT}"
+    else:
+        lines, start = [f"for JOB in $(seq 0 {jobs - 1}); do", f"  {share}", "done"], f"bash {SCRIPT}"
+    Path(SCRIPT).write_text("\n".join(["#!/bin/bash", *lines]) + "\n", "utf-8")
+    print(f"wrote {SCRIPT}: start it with {start}, then join the jobs:")
+    print(f"python -m jaxrl_fast.report {name}-sweep/* out={name}-sweep.html")
+    return 0

@@ -1,0 +1,308 @@
+"""The plan of a population: how many members at once, how long a segment is, and what all of it needs."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.population.asking import SamplerName, make_sampler
+from jaxrl_fast.population.driver import SearchPlan
+from jaxrl_fast.population.rules import Exchange, Explore, Halving, rungs_of
+from jaxrl_fast.population.search_space import PREFIX, SearchSpace, grid_size
+from jaxrl_fast.population.slots import member_bytes
+from jaxrl_fast.settings.machine import free_memory_bytes
+from jaxrl_fast.settings.schema import MAX_SEED, ConfigError
+from jaxrl_fast.training.job import Job
+
+AT_ONCE = {"cpu": 16}
+"""Trials at once by platform, as measured (experiments/results/population.json); more only need more memory."""
+AT_ONCE_ELSEWHERE = 256
+MEMORY_SHARE, WORKSPACE = 0.8, 2.0
+"""Share of the free memory that members may use, and memory of a member's program as a multiple of its state."""
+SEGMENTS = range(5, 21)
+"""Segments of a run without rungs; the number that prolongs it least is used."""
+
+
+class SearchOptions(NamedTuple):
+    """What a user asks for; the fields are keys of the command.
+
+    Attributes:
+        trials: Number of trials; None for every point of a grid, or 32.
+        at_once: Trials at once in a program; None for what the memory and the machine advise.
+        seeds_per_trial: Learners of each trial, with different seeds; a trial's score is their mean.
+        sampler: How points are chosen.
+        halving: At each rung one of so many trials goes on; 0 for no rungs.
+        first_rung: Environment steps until the first rung, None for a share of the run.
+        score: Whether trials are compared by returns of training or by evaluations.
+        size: Members of a population that copy each other; None for a search.
+        every: Environment steps between two exchanges; None for a twentieth of the run.
+        explore: How the rates of a copy change.
+        quantile: Share of the members that are replaced at an exchange.
+        replay: Whether a copy takes over the replay buffer, too.
+    """
+
+    trials: int | None = None
+    at_once: int | None = None
+    seeds_per_trial: int = 1
+    sampler: SamplerName = "random"
+    halving: int = 0
+    first_rung: int | None = None
+    score: Literal["training", "evaluation"] = "training"
+    size: int | None = None
+    every: int | None = None
+    explore: Explore = "perturb"
+    quantile: float = 0.25
+    replay: bool = False
+
+
+class Needs(NamedTuple):
+    """What a population needs, known before anything is compiled.
+
+    Attributes:
+        member_bytes: State of one learner.
+        replay_bytes: Replay buffer in it.
+        slots: Learners at once in a program.
+        waiting: Most trials that wait in the host's memory.
+        checkpoint_bytes: Largest checkpoint.
+    """
+
+    member_bytes: int
+    replay_bytes: int
+    slots: int
+    waiting: int
+    checkpoint_bytes: int
+
+
+def check_options(options: SearchOptions, space: SearchSpace, total_steps: int) -> None:
+    """Check options that contradict each other.
+
+    Args:
+        options: Options.
+        space: Search space.
+        total_steps: Environment steps of a run.
+
+    Raises:
+        ConfigError: They do.
+    """
+    if not space.draws:
+        raise ConfigError(f"nothing varies: write for example {PREFIX}algo.learning_rate=log:1e-4:1e-2")
+    if options.size is not None:
+        _check_population(options, space, total_steps)
+    elif options.every is not None:
+        raise ConfigError("population.every is for a population: write population.size=16 with it")
+    if options.halving == 1:
+        raise ConfigError("halving=1: write 2 or more, of which one trial goes on, or 0 for no rungs")
+    if options.first_rung is not None and not options.halving:
+        raise ConfigError("first_rung is for successive halving: write halving=4 with it")
+    if options.first_rung is not None and options.first_rung >= total_steps:
+        raise ConfigError(f"first_rung={options.first_rung}: write fewer steps than total_steps={total_steps}")
+    most = grid_size(space)
+    if options.trials is not None and options.trials < most and options.size is None:
+        raise ConfigError(f"trials={options.trials}: the grid has {most} points: write trials={most} or leave it out")
+
+
+def _check_population(options: SearchOptions, space: SearchSpace, total_steps: int) -> None:
+    size, every = options.size or 0, options.every
+    if size < 2:
+        raise ConfigError(f"population.size={size}: write 2 or more members")
+    if space.sizes:
+        key = next(iter(space.sizes))
+        raise ConfigError(f"{PREFIX}{key}: members of a population copy each other and need equal sizes: leave it out")
+    if options.halving:
+        raise ConfigError("halving: all members of a population train to the end: leave it or population.size out")
+    if options.trials is not None:
+        raise ConfigError(f"trials={options.trials}: a population has population.size={size} members: leave trials out")
+    if options.sampler != "random":
+        raise ConfigError(f"sampler={options.sampler} is for a search: leave it or population.size out")
+    if every is not None and every >= total_steps:
+        raise ConfigError(f"population.every={every:,} is not below total_steps={total_steps:,}: write fewer steps")
+
+
+def number_of_trials(options: SearchOptions, space: SearchSpace) -> int:
+    """Return the number of trials, or members.
+
+    Args:
+        options: Options.
+        space: Search space.
+
+    Returns:
+        The number.
+    """
+    points = grid_size(space)
+    return options.size or options.trials or (points if points > 1 else 32)
+
+
+def at_once_of(
+    options: SearchOptions, trials: int, member: int, free: int, *, devices: int, platform: str, measured: int | None
+) -> int:
+    """Choose how many trials train at once in a program.
+
+    Args:
+        options: Options.
+        trials: Number of trials.
+        member: Bytes of a learner's state.
+        free: Bytes of free memory, on all devices.
+        devices: Devices that share the learners.
+        platform: Platform of the devices.
+        measured: Number at which a member cost least, as measured on this machine; None if it was not.
+
+    Returns:
+        The number: equal turns, and if possible a multiple of the devices.
+
+    Raises:
+        ConfigError: Not even one trial fits.
+    """
+    each = options.seeds_per_trial
+    fitting = int(MEMORY_SHARE * free / (WORKSPACE * member * each))
+    if fitting < 1:
+        raise ConfigError(
+            f"a member needs {member / 1e9:.2f} GB and {free / 1e9:.2f} GB are free: write a smaller num_envs or "
+            "algo.buffer_size"
+        )
+    wanted = options.at_once or measured or AT_ONCE.get(platform, AT_ONCE_ELSEWHERE)
+    most = max(1, min(wanted, trials, fitting))
+    turns = -(-trials // most)
+    width = most if options.halving else -(-trials // turns)
+    if devices > 1 and (width * each) % devices:
+        upwards = width + (-width) % devices
+        width = upwards if upwards <= min(fitting, trials + devices - 1) else max(devices, width - width % devices)
+    return width
+
+
+def free_bytes() -> int:
+    """Return the free memory of the devices that JAX uses, or of this machine.
+
+    Returns:
+        Bytes.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices() if device.platform != "cpu"]
+    on_devices = [one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats if "bytes_limit" in one]
+    return sum(on_devices) or free_memory_bytes()
+
+
+def make_plan(
+    options: SearchOptions, space: SearchSpace, job: Job, *, at_once: int, seed: int, total_steps: int
+) -> tuple[SearchPlan, Needs]:
+    """Plan a search or population.
+
+    Args:
+        options: Options.
+        space: Search space.
+        job: Job of one learner, for its sizes.
+        at_once: Trials at once in a program.
+        seed: Seed of the search, and the first seed of the learners.
+        total_steps: Environment steps of a run.
+
+    Returns:
+        The plan and what it needs.
+    """
+    steps_per_tick, trials = job.plan.steps_per_tick, number_of_trials(options, space)
+    ticks = -(-total_steps // steps_per_tick)
+    halving, exchange = None, None
+    if options.size is not None:
+        every = options.every or max(1, total_steps // 20)
+        segment = min(ticks, max(1, round(every / steps_per_tick)))
+        exchange = Exchange(options.quantile, options.explore)
+    elif options.halving:
+        first = options.first_rung and max(1, round(options.first_rung / steps_per_tick))
+        segment, rungs = rungs_of(ticks, options.halving, first)
+        halving = Halving(options.halving, rungs)
+    else:
+        count = min(SEGMENTS, key=lambda n: (-(-ticks // n) * n, abs(n - 10)))
+        segment = -(-ticks // count)
+    plan = SearchPlan(
+        space=space,
+        trials=trials,
+        at_once=at_once,
+        seeds=seeds_of(options, seed),
+        segment_ticks=segment,
+        segments=-(-ticks // segment),
+        halving=halving,
+        exchange=exchange,
+        copy_replay=options.replay,
+        score=options.score,
+        seed=seed,
+        ask=make_sampler(options.sampler, space, seed),
+    )
+    return plan, needs_of(plan, options, job)
+
+
+def seeds_of(options: SearchOptions, seed: int) -> Callable[[int], list[int]]:
+    """Return the seeds of the learners of each trial.
+
+    Trials of a search have the same seeds, so that they differ in their settings only; members of a population differ
+    in their seeds, too, since a copy would otherwise repeat the other's experience.
+
+    Args:
+        options: Options.
+        seed: First seed.
+
+    Returns:
+        ``(number of the trial) -> seeds``.
+    """
+    each = options.seeds_per_trial
+
+    def seeds(number: int) -> list[int]:
+        first = seed + (number * each if options.size is not None else 0)
+        return [(first + i) % (MAX_SEED + 1) for i in range(each)]
+
+    return seeds
+
+
+def needs_of(plan: SearchPlan, options: SearchOptions, job: Job) -> Needs:
+    """Compute what a population needs.
+
+    Args:
+        plan: Plan.
+        options: Options.
+        job: Job of one learner.
+
+    Returns:
+        The needs.
+    """
+    member, replay = member_bytes(job)
+    slots = plan.at_once * options.seeds_per_trial
+    waiting = 0
+    if plan.halving is not None:
+        waiting = -(-plan.trials // plan.halving.keep_one_in)
+    elif plan.exchange is not None and plan.trials > plan.at_once:
+        waiting = plan.trials
+    return Needs(member, replay, slots, waiting, member * (slots + waiting * options.seeds_per_trial))
+
+
+MAX_POOL_ENVS = 1_024
+"""Most environments on the host that members of a population may step at the same time."""
+
+
+def check_host(env: Any, options: SearchOptions, trials: int, num_envs: int) -> None:
+    """Check that environments on the host can serve the members.
+
+    Args:
+        env: Environment.
+        options: Options.
+        trials: Number of trials.
+        num_envs: Environments of each learner.
+
+    Raises:
+        ConfigError: The trials would need to begin at different times, or have turns that copy each other.
+    """
+    if not isinstance(env, HostEnv):
+        return
+    if options.halving:
+        raise ConfigError(
+            f"halving={options.halving}: environments on the host are reset for all members at once, so trials cannot "
+            "begin at different times: leave halving out, or write an environment that is compiled"
+        )
+    if options.size is not None and options.at_once is not None and options.at_once < trials:
+        raise ConfigError(
+            f"at_once={options.at_once}: members of a population step their environments on the host at the same time: "
+            f"leave it out, or write population.size={options.at_once}"
+        )
+    needed = trials * options.seeds_per_trial * num_envs
+    if options.size is not None and needed > MAX_POOL_ENVS:
+        most = MAX_POOL_ENVS // (num_envs * options.seeds_per_trial)
+        raise ConfigError(
+            f"population.size={trials}: its members would step {needed:,} environments on the host at once, and a pool "
+            f"serves {MAX_POOL_ENVS:,}: write population.size={max(2, most)} or a smaller num_envs"
+        )

@@ -1,0 +1,360 @@
+"""A population from its plan to its results: files, checkpoints, the final evaluation, and the library's function."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_fast.core import require_devices
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.run_graph import GraphOptions
+from jaxrl_fast.policy.policies import Policy, save_policy
+from jaxrl_fast.population.asking import SamplerName
+from jaxrl_fast.population.driver import Driver, Hooks, Resume, SearchPlan
+from jaxrl_fast.population.planning import (
+    SearchOptions,
+    at_once_of,
+    check_options,
+    free_bytes,
+    make_plan,
+    number_of_trials,
+)
+from jaxrl_fast.population.record import write_schedules, write_tables
+from jaxrl_fast.population.rules import Explore
+from jaxrl_fast.population.search_space import describe_point, make_space
+from jaxrl_fast.population.slots import member_bytes
+from jaxrl_fast.population.trials import Book
+from jaxrl_fast.runtime.graph import TrainState, tagged
+from jaxrl_fast.runtime.placements import REPLAY, Make
+from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, Key
+from jaxrl_fast.training import checkpoints
+from jaxrl_fast.training.callbacks import Calls, ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
+from jaxrl_fast.training.checkpoints import Checkpointer
+from jaxrl_fast.training.job import Job, JobOptions, make_job
+from jaxrl_fast.training.records import RunStatus
+from jaxrl_fast.training.run_folder import locked, write_summary
+
+FOLDER = "population"
+"""Folder of a population's checkpoints; not the one of a run's, which `resume` of a run would read."""
+
+
+class PopulationResult(NamedTuple):
+    """Result of a search or population.
+
+    Attributes:
+        book: All trials with their points and scores.
+        complete: Whether it came to its end.
+        returns: Returns ``[learners, episodes]`` of the best trials in new episodes, by number of the trial.
+        best: Number of the trial with the highest of these, None without any.
+        policy: Policy of its best learner.
+        seconds: Seconds in total, of these compiling, and of the final evaluation.
+    """
+
+    book: Book
+    complete: bool
+    returns: dict[int, np.ndarray]
+    best: int | None
+    policy: Policy | None
+    seconds: dict[str, float]
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        point = "" if self.best is None else f", best trial {self.best}: {describe_point(self.book.point(self.best))}"
+        return f"PopulationResult({len(self.book.trials)} trials{point})"
+
+
+class Files(NamedTuple):
+    """Where a population writes.
+
+    Attributes:
+        folder: Its folder, or None to write nothing.
+        settings: What its checkpoints name as settings.
+        facts: More entries for pages.
+    """
+
+    folder: Path | None
+    settings: Mapping[str, Any] = {}
+    facts: Mapping[str, Any] = {}
+
+
+def run_population(
+    plan: SearchPlan,
+    make_group_job: Callable[[dict[str, Any]], Job],
+    files: Files,
+    *,
+    should_stop: ShouldStop = lambda: False,
+    tell: Tell = to_stderr,
+    finalists: int = 4,
+    final_episodes: int = 128,
+    resume: Path | None = None,
+) -> PopulationResult:
+    """Train a population, and evaluate the best trials.
+
+    Args:
+        plan: Plan.
+        make_group_job: ``(values of the settings that are compiled in, by key) -> job`` with a seed for each slot.
+        files: Where it writes.
+        should_stop: Called before every chunk.
+        tell: Shows messages to the user.
+        finalists: Trials that are evaluated at the end.
+        final_episodes: Episodes of each of their learners.
+        resume: Folder of a population to continue, or None.
+
+    Returns:
+        The result.
+    """
+    with ExitStack() as stack:
+        if files.folder is not None:
+            stack.enter_context(locked(files.folder))
+        segment_steps = [0]
+
+        def made(sizes: dict[str, Any]) -> Job:
+            job = make_group_job(sizes)
+            segment_steps[0] = plan.segment_ticks * job.plan.steps_per_tick
+            book.segment_steps = segment_steps[0]
+            return job
+
+        book = Book(plan.space, plan.segments, 0, plan.halving)
+        status = None if files.folder is None else RunStatus(files.folder, resumed=resume is not None, **files.facts)
+        saver = stack.enter_context(_saver(files, tell)) if files.folder is not None else None
+        hooks = Hooks(should_stop, tell, lambda b: on_segment(b), lambda *parts: _save(saver, *parts))
+        driver = Driver(plan, book, made, hooks)
+        stack.enter_context(closing(driver))
+        described = Described(driver, status, files, tell)
+
+        def on_segment(b: Book) -> None:
+            described.after_segment()
+
+        if resume is not None:
+            found = checkpoints.read_description(_newest(resume))
+            driver.go_on_from(Resume(found.progress, checkpoints.read_arrays(found)))
+            tell(f"continues after {driver.done} segments")
+        complete = driver.train()
+        result = conclude(driver, complete, finalists, final_episodes)
+        if files.folder is not None and status is not None:
+            write_tables(files.folder, book, files.facts)
+            status.end(None, complete=complete)
+        return result
+
+
+def _newest(folder: Path) -> Path:
+    steps = checkpoints.all_steps(folder / FOLDER)
+    if not steps:
+        raise ValueError(f"resume={folder}: it contains no checkpoint of a population, which the first segment writes")
+    return folder / FOLDER / str(steps[-1])
+
+
+def _saver(files: Files, tell: Tell) -> Checkpointer:
+    assert files.folder is not None
+    checkpoints.remove_stale(files.folder / FOLDER)
+    return Checkpointer(files.folder / FOLDER, Checkpoints(keep=2), files.settings, [], Calls(tell=tell))
+
+
+def _save(
+    saver: Checkpointer | None,
+    done: int,
+    job: Job,
+    state: TrainState,
+    progress: dict[str, Any],
+    beside: dict[str, np.ndarray],
+) -> None:
+    if saver is not None:
+        saver.refills = list(tagged(job.graph, REPLAY))
+        saver.save(done, state, progress, None, beside)
+
+
+class Described:
+    """Tells and records how a population gets on."""
+
+    def __init__(self, driver: Driver, status: RunStatus | None, files: Files, tell: Tell) -> None:
+        self.driver, self.status, self.files, self.tell = driver, status, files, tell
+
+    def after_segment(self) -> None:
+        """Write the tables and tell a line after a segment."""
+        book = self.driver.book
+        if self.files.folder is not None:
+            write_tables(self.files.folder, book, self.files.facts)
+        ranking = book.ranking()
+        best = book.trials[ranking[0]] if ranking else None
+        counts = {s: sum(t.status == s for t in book.trials.values()) for s in ("training", "finished", "diverged")}
+        words = [f"{number} {name}" for name, number in counts.items() if number]
+        steps = sum(t.segments * len(t.seeds) for t in book.trials.values()) * book.segment_steps
+        line = f"{steps:>13,} steps  {self.driver.wall_s():7.0f} s  {', '.join(words) or 'all wait'}"
+        if best is not None:
+            line += f"; best {best.score:.1f} after {best.segments * book.segment_steps:,} steps "
+            line += f"(trial {best.number}: {describe_point(book.point(best.number))})"
+        self.tell(line)
+        if self.status is not None:
+            score = best.score if best is not None and np.isfinite(best.score) else None
+            self.status.set(
+                state="training", env_steps=steps, wall_s=self.driver.wall_s(), episode_return=score, best_return=score
+            )
+
+
+def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> PopulationResult:
+    """Evaluate the best trials and choose the best one.
+
+    Args:
+        driver: Driver of the population.
+        complete: Whether it came to its end; otherwise nothing is evaluated.
+        finalists: Trials to evaluate.
+        episodes: Episodes of each of their learners.
+
+    Returns:
+        The result.
+    """
+    began = time.perf_counter()
+    returns = driver.evaluate_best(finalists, episodes) if complete and finalists else {}
+    seconds = {"total": driver.wall_s(), "compiling": driver.compile_s, "evaluating": time.perf_counter() - began}
+    if not returns:
+        return PopulationResult(driver.book, complete, {}, None, None, seconds)
+    best = max(returns, key=lambda number: (float(returns[number].mean()), -number))
+    learner = int(np.argmax(returns[best].mean(axis=1)))
+    policy = driver.policy(best, learner)
+    return PopulationResult(driver.book, complete, returns, best, policy, seconds)
+
+
+def write_best(result: PopulationResult, folder: Path) -> dict[str, str]:
+    """Write the policy of the best trial, and the rates that it was trained with if they changed.
+
+    Args:
+        result: Result with a best trial.
+        folder: Folder for them.
+
+    Returns:
+        Text of each rate's schedule by key.
+    """
+    assert result.policy is not None and result.best is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    save_policy(result.policy, folder / "policy")
+    return write_schedules(folder, result.book, result.best)
+
+
+def best_summary(result: PopulationResult) -> dict[str, Any]:
+    """Return the entries of ``summary.json`` of a population.
+
+    Args:
+        result: Result.
+
+    Returns:
+        Entries.
+    """
+    book, best = result.book, result.best
+    steps = sum(t.segments * len(t.seeds) for t in book.trials.values()) * book.segment_steps
+    entries: dict[str, Any] = {"trials": len(book.trials), "env_steps": steps, "wall_s": result.seconds["total"]}
+    entries |= {"compile_s": result.seconds["compiling"], "eval_s": result.seconds["evaluating"]}
+    if best is None:
+        return entries
+    returns = result.returns[best]
+    return {
+        **entries,
+        "best_trial": best,
+        "best_settings": book.point(best),
+        "eval_return_mean": float(returns.mean()),
+        "eval_return_std": float(returns.std()),
+        "eval_episodes": int(returns.size),
+    }
+
+
+def train_population(
+    env: VecEnv,
+    algorithm: Algorithm,
+    *,
+    rates: Mapping[str, str],
+    total_steps: int,
+    seed: int = 0,
+    trials: int | None = None,
+    at_once: int | None = None,
+    seeds_per_trial: int = 1,
+    sampler: SamplerName = "random",
+    halving: int = 0,
+    first_rung: int | None = None,
+    score: Literal["training", "evaluation"] = "training",
+    size: int | None = None,
+    every: int | None = None,
+    explore: Explore = "perturb",
+    quantile: float = 0.25,
+    copy_replay: bool = False,
+    placement: str | Make = "fused",
+    devices: int | None = None,
+    eval_episodes: int = 16,
+    finalists: int = 4,
+    final_episodes: int = 128,
+    run_dir: str | Path | None = None,
+    should_stop: ShouldStop = lambda: False,
+    tell: Tell = to_stderr,
+) -> PopulationResult:
+    """Train many learners with different rates in one program: a search, or a population whose members copy each other.
+
+    Args:
+        env: Compiled environment.
+        algorithm: Algorithm. Its hyper-parameters that ``rates`` does not name are the same for all.
+        rates: How hyper-parameters vary, by name: ``{"learning_rate": "log:1e-4:1e-2"}``.
+        total_steps: Environment steps of each learner.
+        seed: Seed of the search, and first seed of the learners.
+        trials: Number of trials, None for every point of a grid, or 32.
+        at_once: Trials at once in the program; None for what memory and machine advise.
+        seeds_per_trial: Learners of each trial, whose mean is its score.
+        sampler: How points are chosen: "random", "tpe" or "gp".
+        halving: At each rung one of so many trials goes on; 0 for no rungs.
+        first_rung: Environment steps until the first rung.
+        score: Whether trials are compared by returns of training or by evaluations.
+        size: Members of a population; None for a search.
+        every: Environment steps between two exchanges of a population.
+        explore: How the rates of a copy change.
+        quantile: Share of a population that is replaced at an exchange.
+        copy_replay: Whether a copy takes over the replay buffer, too.
+        placement: As in `jaxrl_fast.learn`.
+        devices: As in `jaxrl_fast.learn`.
+        eval_episodes: Episodes of an evaluation of each learner, with ``score="evaluation"``.
+        finalists: Trials that are evaluated at the end.
+        final_episodes: Episodes of each of their learners.
+        run_dir: Folder for tables, checkpoints and the best policy; None to write nothing.
+        should_stop: Called before every chunk.
+        tell: Shows messages to the user.
+
+    Returns:
+        All trials, and the best policy.
+
+    Raises:
+        ValueError: Arguments contradict each other, or a rate does not exist.
+    """
+    require_devices()
+    options = SearchOptions(trials, at_once, seeds_per_trial, sampler, halving, first_rung, score, size, every, explore)
+    options = options._replace(quantile=quantile, replay=copy_replay)
+    names = [f"algo.{name}" for name in algorithm.hyper._fields]
+    space = make_space({f"algo.{n}": text for n, text in rates.items()}, {n: Key(Any, None) for n in names}, names)
+    check_options(options, space, total_steps)
+    evaluation = EvalOptions(0, eval_episodes, beside=False)
+
+    def job_of(count: int) -> Job:
+        asked = total_steps, seed, count, GraphOptions(), placement, devices, evaluation, Checkpoints(keep=0)
+        return make_job(env, algorithm, JobOptions(*asked, resume=None, debug=False), {})
+
+    one = job_of(1)
+    used = len({device for group in one.placement.groups for device in group.devices})
+    count, platform = number_of_trials(options, space), jax.default_backend()
+    sizes = dict(devices=used, platform=platform, measured=None)
+    width = at_once_of(options, count, member_bytes(one)[0], free_bytes(), **sizes)  # type: ignore[arg-type]
+    plan, _ = make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
+    folder = None if run_dir is None else Path(run_dir)
+    with stopping_at_ctrl_c(should_stop) as stop:
+        result = run_population(
+            plan,
+            lambda sizes: job_of(width * seeds_per_trial),
+            Files(folder),
+            should_stop=stop,
+            tell=tell,
+            finalists=finalists,
+            final_episodes=final_episodes,
+        )
+    if folder is not None:
+        write_summary(folder, best_summary(result))
+        if result.best is not None:
+            write_best(result, folder / "best")
+    return result

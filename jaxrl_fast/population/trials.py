@@ -1,0 +1,219 @@
+"""The book of a population: every trial with its point, its scores, and where it stands. Plain data, as in JSON."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from jaxrl_fast.population.rules import Copy, Halving, may_be_promoted, promoted
+from jaxrl_fast.population.search_space import Outcome, SearchSpace, Shares, value_of
+
+Status = Literal["training", "waiting", "stopped", "finished", "diverged"]
+
+
+class Trial:
+    """A point of the search space and what became of it; of a population, a member.
+
+    Attributes:
+        number: Its number, in the order of their start.
+        shares: Its point.
+        seeds: Seeds of its learners.
+        segments: Segments that it has trained.
+        scores: Scores of its learners after each segment, None without an episode, -inf if it diverged.
+        seconds: Seconds of computing for it after each segment, of all its learners.
+        status: Where it stands.
+        parent: Trial that it was copied from last, or None.
+    """
+
+    def __init__(self, number: int, shares: Shares, seeds: Iterable[int]) -> None:
+        self.number, self.shares, self.seeds = number, dict(shares), list(seeds)
+        self.segments = 0
+        self.scores: list[list[float | None]] = []
+        self.seconds: list[float] = []
+        self.status: Status = "training"
+        self.parent: int | None = None
+
+    @property
+    def score(self) -> float:
+        """Mean of the last scores; -inf if a learner diverged or none has ended an episode."""
+        last = [one for one in (self.scores[-1] if self.scores else ()) if one is not None]
+        return float(np.mean(last)) if last else -math.inf
+
+    def add(self, scores: Iterable[float | None], seconds: float) -> None:
+        """Record a segment."""
+        self.scores.append([None if one is None else float(one) for one in scores])
+        self.seconds.append(seconds + (self.seconds[-1] if self.seconds else 0.0))
+        self.segments += 1
+        if any(one == -math.inf for one in self.scores[-1]):
+            self.status = "diverged"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its content as plain data; JSON has no infinity, so that -inf is a text."""
+        scores = [[str(one) if one == -math.inf else one for one in row] for row in self.scores]
+        return {**vars(self), "scores": scores}
+
+
+def trial_from(content: dict[str, Any]) -> Trial:
+    """Undo `Trial.as_json`.
+
+    Args:
+        content: Plain data.
+
+    Returns:
+        The trial.
+    """
+    trial = Trial(content["number"], content["shares"], content["seeds"])
+    vars(trial).update(content)
+    trial.scores = [[float(one) if isinstance(one, str) else one for one in row] for row in content["scores"]]
+    return trial
+
+
+class Lineage(NamedTuple):
+    """A row of the lineage of a population.
+
+    Attributes:
+        segment: Segments that were trained before.
+        member: Number of the member.
+        parent: Member that it was copied from, or None for the first rates.
+        shares: Its point from then on.
+    """
+
+    segment: int
+    member: int
+    parent: int | None
+    shares: Shares
+
+
+class Book:
+    """All trials of a search or population, and who trains next.
+
+    Attributes:
+        space: Search space.
+        segments: Segments of a whole run.
+        segment_steps: Environment steps of a segment, of each learner.
+        halving: Rule by which trials stop early, or None.
+        trials: Trials by number.
+        lineage: Rows of a population's lineage.
+        gone_on: Trials that have gone on from a rung, by the segments of the rung.
+    """
+
+    def __init__(self, space: SearchSpace, segments: int, segment_steps: int, halving: Halving | None) -> None:
+        self.space, self.segments, self.segment_steps, self.halving = space, segments, segment_steps, halving
+        self.trials: dict[int, Trial] = {}
+        self.lineage: list[Lineage] = []
+        self.gone_on: dict[int, list[int]] = {}
+
+    def start(self, shares: Shares, seeds: Iterable[int]) -> Trial:
+        """Begin a trial."""
+        trial = Trial(len(self.trials), shares, seeds)
+        self.trials[trial.number] = trial
+        self.lineage.append(Lineage(0, trial.number, None, trial.shares))
+        return trial
+
+    def point(self, number: int) -> dict[str, Any]:
+        """Return the settings of a trial by key."""
+        return value_of(self.space, self.trials[number].shares)
+
+    def at_rung(self, rung: int) -> dict[int, float]:
+        """Return the scores at a rung, in segments, of all trials that reached it or diverged before."""
+        found = {}
+        for number, trial in self.trials.items():
+            if trial.segments >= rung:
+                last = [one for one in trial.scores[rung - 1] if one is not None]
+                found[number] = float(np.mean(last)) if last else -math.inf
+            elif trial.status == "diverged":
+                found[number] = -math.inf
+        return found
+
+    def settle(self, number: int) -> None:
+        """Determine where a trial stands after a segment."""
+        trial = self.trials[number]
+        if trial.status == "diverged":
+            return
+        if trial.segments >= self.segments:
+            trial.status = "finished"
+        elif self.halving is not None and trial.segments in self.halving.rungs:
+            trial.status = "waiting"
+
+    def next_waiting(self, *, all_started: bool) -> list[int]:
+        """Return the trials that wait at a rung and may go on, those at the highest rung first."""
+        if self.halving is None:
+            return []
+        found: list[int] = []
+        training = [t for t in self.trials.values() if t.status == "training"]
+        for rung in sorted(self.halving.rungs[:-1], reverse=True):
+            complete = all_started and not found and not any(t.segments <= rung for t in training)
+            below = any(t.status == "waiting" and t.segments < rung for t in self.trials.values())
+            gone = self.gone_on.get(rung, [])
+            more = promoted(self.halving, self.at_rung(rung), gone, complete=complete and not below)
+            found += [n for n in more if self.trials[n].status == "waiting" and self.trials[n].segments == rung]
+        return found
+
+    def go_on(self, number: int) -> None:
+        """Let a waiting trial train on."""
+        trial = self.trials[number]
+        trial.status = "training"
+        self.gone_on.setdefault(trial.segments, []).append(number)
+
+    def may_go_on(self, number: int, most_trials: int) -> bool:
+        """Check whether a waiting trial could still go on, if ``most_trials`` are started."""
+        trial = self.trials[number]
+        if self.halving is None or trial.status != "waiting":
+            return False
+        at_most = most_trials
+        for rung in self.halving.rungs:
+            if rung == trial.segments:
+                break
+            at_most = max(1, at_most // self.halving.keep_one_in)
+        return may_be_promoted(self.halving, self.at_rung(trial.segments), number, at_most)
+
+    def copy(self, copies: Iterable[Copy], segment: int) -> None:
+        """Record an exchange of a population."""
+        for one in copies:
+            trial = self.trials[one.target]
+            trial.shares, trial.parent, trial.status = dict(one.shares), one.source, "training"
+            self.lineage.append(Lineage(segment, one.target, one.source, trial.shares))
+
+    def finish(self) -> None:
+        """Mark the trials that wait in vain as stopped."""
+        for trial in self.trials.values():
+            if trial.status in ("waiting", "training"):
+                trial.status = "stopped"
+
+    def outcomes(self) -> list[Outcome]:
+        """Return what a sampler may know of the trials."""
+        return [
+            Outcome(
+                t.shares,
+                t.score if t.scores else None,
+                t.segments * self.segment_steps,
+                t.seconds[-1] / len(t.seeds) if t.seconds else 0.0,
+                t.status in ("finished", "diverged", "stopped"),
+            )
+            for t in self.trials.values()
+        ]
+
+    def ranking(self) -> list[int]:
+        """Return the numbers of all trials with a score: the longest trained first, of these the best."""
+        found = [t for t in self.trials.values() if t.scores]
+        found.sort(key=lambda t: (t.status == "diverged", -t.segments, -t.score, t.number))
+        return [t.number for t in found]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its content as plain data."""
+        return {
+            "trials": [trial.as_json() for trial in self.trials.values()],
+            "lineage": [list(row) for row in self.lineage],
+            "gone_on": [[rung, numbers] for rung, numbers in self.gone_on.items()],
+        }
+
+    def go_on_from(self, content: dict[str, Any]) -> None:
+        """Restore the content of `as_json`."""
+        self.trials = {one["number"]: trial_from(one) for one in content["trials"]}
+        self.lineage = [Lineage(*row) for row in content["lineage"]]
+        self.gone_on = dict(content["gone_on"])
+
+
+MakeSeeds = Callable[[int], list[int]]
+"""(number of a trial) -> seeds of its learners."""
