@@ -32,7 +32,7 @@ from jaxrl_fast.population.planning import (
     number_of_trials,
 )
 from jaxrl_fast.population.population_run import Files, PopulationResult, best_summary, run_population, write_best
-from jaxrl_fast.population.record import BEST
+from jaxrl_fast.population.record import BEST, members
 from jaxrl_fast.population.rules import Explore
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, describe_point, make_space
 from jaxrl_fast.population.slots import member_bytes
@@ -55,6 +55,7 @@ from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.progress import clock
 from jaxrl_fast.training.run_folder import write_summary
 from jaxrl_fast.views.listeners import try_to_write
+from jaxrl_fast.views.population_pictures import draw_population
 
 KEYS = {
     "trials": Key(int | None, None, 1, "points that are tried; all of a grid, or 32", MAX_SIZE),
@@ -82,7 +83,7 @@ HELP = """python -m jaxrl_fast.sweep KEY=VALUE ... sample.KEY=VALUES ... [key=va
   sample.algo.learning_rate=log:1e-4:1e-2     a rate, drawn on a logarithmic scale
   sample.algo.discount=uniform:0.95:0.999     on a linear one
   sample.algo.gae_lambda=choice:0.9,0.95      from a list; grid:0.9,0.95 tries all
-  sample.algo.hidden_sizes=choice:[64,64],[256,256]   a size: each value is a group with a program of its own
+  sample.algo.hidden_sizes=choice:[64,64],[256,256]   a size: a program for each value
   resume=FOLDER                               continue a sweep that was stopped or killed
 All members of a group train side by side in one program. Other keys of the command, then all keys of train:"""
 
@@ -433,6 +434,7 @@ def conclude_sweep(sweep: Sweep, result: PopulationResult, folder: Path) -> None
         f"{clock(seconds['total'])} in total, of these {seconds['compiling']:.0f} s compiling and "
         f"{seconds['evaluating']:.0f} s evaluating at the end"
     )
+    draw_population(folder, members(result.book))
     try_to_write(folder, print)
     if not result.complete:
         print(f"stopped; continue it with: python -m jaxrl_fast.sweep resume={folder}")

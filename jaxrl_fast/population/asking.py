@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxrl_fast.population.search_space import LISTS, Ask, Outcome, SearchSpace, Shares, random_shares
+from jaxrl_fast.population.search_space import LISTS, Ask, SearchSpace, Shares, TrialOutcome, random_shares
 
 SamplerName = Literal["random", "tpe", "gp"]
 STARTS = 4
@@ -40,13 +40,13 @@ def make_sampler(name: SamplerName, space: SearchSpace, seed: int) -> Ask:
     if name == "gp":
         return lambda number, outcomes: by_improvement(space, seed, number, outcomes)
     try:
-        import optuna  # noqa: F401  # type: ignore[import-not-found]
+        import optuna  # noqa: F401
     except ImportError:
         raise ValueError("sampler=tpe needs Optuna: pip install 'jaxrl_fast[optuna]', or write sampler=gp") from None
     return lambda number, outcomes: by_optuna(space, seed, number, outcomes)
 
 
-def by_optuna(space: SearchSpace, seed: int, number: int, outcomes: Sequence[Outcome]) -> Shares:
+def by_optuna(space: SearchSpace, seed: int, number: int, outcomes: Sequence[TrialOutcome]) -> Shares:
     """Choose a point with Optuna's TPE sampler, from a study that is made of the trials so far.
 
     Args:
@@ -91,7 +91,7 @@ def by_optuna(space: SearchSpace, seed: int, number: int, outcomes: Sequence[Out
     }
 
 
-def by_improvement(space: SearchSpace, seed: int, number: int, outcomes: Sequence[Outcome]) -> Shares:
+def by_improvement(space: SearchSpace, seed: int, number: int, outcomes: Sequence[TrialOutcome]) -> Shares:
     """Choose the point with the highest expected improvement per second.
 
     Two Gaussian processes over the points model the score at the end of a run, from the scores of all trials at their
@@ -135,7 +135,7 @@ def by_improvement(space: SearchSpace, seed: int, number: int, outcomes: Sequenc
     return drawn[int(np.argmax(gain))]
 
 
-def standardized(known: Sequence[Outcome]) -> np.ndarray:
+def standardized(known: Sequence[TrialOutcome]) -> np.ndarray:
     """Return scores with mean 0 and deviation 1, by rank, so that one disaster does not hide the differences above it.
 
     A trial that was stopped early counts with its last score, a diverged one as the worst.
@@ -158,7 +158,7 @@ def posterior(points: np.ndarray, values: np.ndarray, at: np.ndarray) -> tuple[n
     """Compute mean and deviation of a Gaussian process with the likeliest of `LENGTHS`.
 
     Args:
-        points: Where values are known, ``[n, d]``.
+        points: Where values are given, ``[n, d]``.
         values: Values with mean 0 and deviation 1, ``[n]``.
         at: Where to predict, ``[m, d]``.
 

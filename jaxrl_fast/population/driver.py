@@ -14,7 +14,7 @@ from jaxrl_fast.policy.policies import Policy, PolicyParams
 from jaxrl_fast.population import slots as places
 from jaxrl_fast.population.rules import Copy, Exchange, Halving, exchange
 from jaxrl_fast.population.search_space import Ask, SearchSpace, Shares, value_of
-from jaxrl_fast.population.slots import Arrays, Ready, Slots
+from jaxrl_fast.population.slots import Arrays, CompiledSlots, Slots
 from jaxrl_fast.population.trials import Book, Trial
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
@@ -92,7 +92,7 @@ class Resume(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
 
-class Group:
+class MemberGroup:
     """The members that share a program: the program, who sits in its slots, and their state.
 
     Attributes:
@@ -110,10 +110,10 @@ class Group:
         self.seats: list[int | None] = [None] * plan.at_once
         self.state: TrainState | None = None
         self.evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, job.options.eval)
-        self._ready: Ready | None = None
+        self._ready: CompiledSlots | None = None
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> CompiledSlots:
         """The compiled programs, compiled at first use."""
         self._ready = self._ready or places.compile_slots(self.slots)
         return self._ready
@@ -136,8 +136,8 @@ class Driver:
 
     def __init__(self, plan: SearchPlan, book: Book, make_job: Callable[[dict[str, Any]], Job], hooks: Hooks) -> None:
         self.plan, self.book, self.make_job, self.hooks = plan, book, make_job, hooks
-        self.groups: dict[str, Group] = {}
-        self.current: Group | None = None
+        self.groups: dict[str, MemberGroup] = {}
+        self.current: MemberGroup | None = None
         self.stored: dict[int, list[Arrays]] = {}
         self.pending: list[Shares] = []
         self.asked = 0
@@ -174,7 +174,7 @@ class Driver:
 
     # who trains next
 
-    def _next_group(self) -> Group | None:
+    def _next_group(self) -> MemberGroup | None:
         if self.current is not None and any(seat is not None for seat in self._training(self.current)):
             return self.current
         if self.plan.exchange is not None:
@@ -185,7 +185,7 @@ class Driver:
             return None
         return self._enter(self._sizes(shares[0]))
 
-    def _population_group(self) -> Group | None:
+    def _population_group(self) -> MemberGroup | None:
         if not self.book.trials:
             for number in range(self.plan.trials):
                 self.book.start(self._ask(), self.plan.seeds(number))
@@ -193,14 +193,14 @@ class Driver:
             return None
         return self._enter({})
 
-    def _enter(self, sizes: dict[str, Any]) -> Group:
+    def _enter(self, sizes: dict[str, Any]) -> MemberGroup:
         name = str(sizes)
         if self.current is not None and self.current.sizes != sizes:
             self._put_away(self.current, range(len(self.current.seats)))
             self.current.state, self.current.seats = None, [None] * len(self.current.seats)
         if name not in self.groups:
             begin = time.perf_counter()
-            self.groups[name] = Group(sizes, self.make_job(sizes), self.plan)
+            self.groups[name] = MemberGroup(sizes, self.make_job(sizes), self.plan)
             self.groups[name].ready  # noqa: B018
             self.compile_s += time.perf_counter() - begin
         self.current = self.groups[name]
@@ -209,7 +209,7 @@ class Driver:
     def _sizes(self, shares: Shares) -> dict[str, Any]:
         return {k: v for k, v in value_of(self.plan.space, shares).items() if k in self.plan.space.sizes}
 
-    def _training(self, group: Group) -> list[int | None]:
+    def _training(self, group: MemberGroup) -> list[int | None]:
         """Return the seats' trials that train on, None for the others."""
         return [n if n is not None and self.book.trials[n].status == "training" else None for n in group.seats]
 
@@ -226,7 +226,7 @@ class Driver:
             self.pending.append(self._ask())
         return self.pending
 
-    def _take_new(self, group: Group) -> Shares | None:
+    def _take_new(self, group: MemberGroup) -> Shares | None:
         """Return the point of a new trial of a group, or None."""
         while True:
             own = next((s for s in self.pending if self._sizes(s) == group.sizes), None)
@@ -239,12 +239,12 @@ class Driver:
 
     # seats
 
-    def _fill(self, group: Group) -> None:
+    def _fill(self, group: MemberGroup) -> None:
         """Give the free seats to trials that may go on, then to new ones."""
         training = self._training(group)
         free = [seat for seat, number in enumerate(training) if number is None]
         if not self.plan.halving and len(free) < len(training):
-            return  # all members of a program without ticks of their own begin together
+            return  # members of a program with one tick begin together
         returning: dict[int, int] = {}
         for number in self.book.next_waiting(all_started=self._all_started()):
             if len(returning) < len(free) and self._sizes(self.book.trials[number].shares) == group.sizes:
@@ -269,7 +269,7 @@ class Driver:
         self._begin(group, list(new))
         self._bring_back(group, came_back)
 
-    def _put_away(self, group: Group, seats: Sequence[int] | range) -> None:
+    def _put_away(self, group: MemberGroup, seats: Sequence[int] | range) -> None:
         """Store the members of seats that can still go on in the host's memory."""
         for seat in seats:
             number = group.seats[seat]
@@ -279,7 +279,7 @@ class Driver:
             if self.plan.exchange is None and self.book.trials[number].status != "training":
                 del self.stored[number]
 
-    def _bring_back(self, group: Group, seats: Mapping[int, int]) -> None:
+    def _bring_back(self, group: MemberGroup, seats: Mapping[int, int]) -> None:
         members = {
             slot: arrays
             for seat, number in seats.items()
@@ -288,7 +288,7 @@ class Driver:
         assert group.state is not None
         group.state = places.put(group.slots, group.state, members)
 
-    def _begin(self, group: Group, seats: Sequence[int]) -> None:
+    def _begin(self, group: MemberGroup, seats: Sequence[int]) -> None:
         """Make new members in seats; the first call fills all slots."""
         if group.state is None:
             group.state = self._fresh(group)
@@ -298,11 +298,11 @@ class Driver:
             fresh = self._fresh(group)
             group.state = fresh if lockstep else places.merged(group.slots, group.state, fresh, new)
 
-    def _fresh(self, group: Group) -> TrainState:
+    def _fresh(self, group: MemberGroup) -> TrainState:
         seeds, hypers = self._of_slots(group)
         return places.begin(group.slots, group.ready, seeds, hypers)
 
-    def _of_slots(self, group: Group) -> tuple[list[int], list[Any]]:
+    def _of_slots(self, group: MemberGroup) -> tuple[list[int], list[Any]]:
         """Return the seed and the hyper-parameters of each slot; a free slot repeats the first seat's."""
         first = next(number for number in group.seats if number is not None)
         sitting = [self.book.trials[first if number is None else number] for number in group.seats]
@@ -310,14 +310,14 @@ class Driver:
         hypers = [self._hyper(group, trial) for trial in sitting for _ in trial.seeds]
         return seeds, hypers
 
-    def _hyper(self, group: Group, trial: Trial) -> Any:
+    def _hyper(self, group: MemberGroup, trial: Trial) -> Any:
         rates = {k: v for k, v in value_of(self.plan.space, trial.shares).items() if k in self.plan.space.rates}
         named = {key.removeprefix("algo."): value for key, value in rates.items()}
         return group.job.algorithm.hyper._replace(**named)
 
     # a segment
 
-    def _run_segment(self, group: Group) -> list[dict[str, np.ndarray]] | None:
+    def _run_segment(self, group: MemberGroup) -> list[dict[str, np.ndarray]] | None:
         """Train all seats for a segment; None if the run shall stop, which forgets what was trained of it."""
         rows = []
         assert group.state is not None
@@ -332,7 +332,7 @@ class Driver:
                         self.hooks.tell(line)
         return rows
 
-    def _record(self, group: Group, rows: list[dict[str, np.ndarray]], seconds: float) -> None:
+    def _record(self, group: MemberGroup, rows: list[dict[str, np.ndarray]], seconds: float) -> None:
         training = self._training(group)
         each, active = group.slots.number // len(group.seats), sum(number is not None for number in training)
         (sampling,) = tagged(group.job.graph, SAMPLING)
@@ -349,7 +349,7 @@ class Driver:
 
     # what follows
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self, group: MemberGroup) -> None:
         """Decide where the trials of a search stand, and retain the policies of those that are complete."""
         for number in self._training(group):
             if number is not None:
@@ -357,7 +357,7 @@ class Driver:
         ended = [n for n in group.seats if n is not None and self.book.trials[n].status == "finished"]
         self._keep_policies(group, [n for n in ended if n not in self.policies])
 
-    def _keep_policies(self, group: Group, numbers: Sequence[int]) -> None:
+    def _keep_policies(self, group: MemberGroup, numbers: Sequence[int]) -> None:
         best = sorted({*self.policies, *numbers}, key=lambda n: -self.book.trials[n].score)[:KEPT_POLICIES]
         if set(numbers) & set(best):
             assert group.state is not None
@@ -367,7 +367,7 @@ class Driver:
                 self.policies[number] = jax.tree.map(lambda leaf: np.asarray(leaf)[own], params)  # noqa: B023
         self.policies = {n: self.policies[n] for n in best}
 
-    def _exchange(self, group: Group) -> None:
+    def _exchange(self, group: MemberGroup) -> None:
         """Copy the best members of a population over the worst, when all have trained the segment."""
         assert self.plan.exchange is not None and group.state is not None
         ahead = [t for t in self.book.trials.values() if t.segments > self.generation]
@@ -391,17 +391,17 @@ class Driver:
         self._copy_members(group, copies)
 
     def _turns(self) -> list[list[int]]:
-        """Return the members of each turn, if not all fit in the slots."""
+        """Return the members of each turn, if there are more than slots."""
         numbers, width = list(self.book.trials), self.plan.at_once
         return [numbers[i : i + width] for i in range(0, len(numbers), width)]
 
-    def _seat_members(self, group: Group) -> None:
+    def _seat_members(self, group: MemberGroup) -> None:
         """Seat the members of the turn that is next in this generation."""
         behind = [n for n, t in self.book.trials.items() if t.segments <= self.generation]
         turn = next(turn for turn in self._turns() if behind[0] in turn)
         self._seat_turn(group, turn)
 
-    def _seat_turn(self, group: Group, turn: Sequence[int]) -> None:
+    def _seat_turn(self, group: MemberGroup, turn: Sequence[int]) -> None:
         seats = [*turn, *[None] * (len(group.seats) - len(turn))]
         if group.seats == seats and group.state is not None:
             return
@@ -414,7 +414,7 @@ class Driver:
             group.state = self._fresh(group)
         self._bring_back(group, came_back)
 
-    def _copy_members(self, group: Group, copies: Sequence[Copy]) -> None:
+    def _copy_members(self, group: MemberGroup, copies: Sequence[Copy]) -> None:
         """Copy members, on the device if all sit in slots, else in the host's memory; give them their new rates."""
         if not copies:
             return
@@ -432,10 +432,10 @@ class Driver:
                 group.state = places.adopt(group.state, marked, targets, sources)
         group.state = places.with_rates(group.slots, group.state, self._of_slots(group)[1])
 
-    def _slots_of(self, group: Group, number: int) -> range:
+    def _slots_of(self, group: MemberGroup, number: int) -> range:
         return group.slots_of(group.seats.index(number))
 
-    def _renew_diverged(self, group: Group, numbers: Sequence[int]) -> None:
+    def _renew_diverged(self, group: MemberGroup, numbers: Sequence[int]) -> None:
         """Begin the environments of members anew that diverged, since they may have non-finite states."""
         if not numbers:
             return
@@ -446,13 +446,13 @@ class Driver:
         if isinstance(group.job.env, HostEnv):
             group.state, _ = resuming.end_episodes(group.state, group.job.graph, group.job.agent)
 
-    def _seat_all_on_host(self, group: Group) -> None:
+    def _seat_all_on_host(self, group: MemberGroup) -> None:
         for seat, number in enumerate(group.seats):
             if number is not None and group.state is not None:
                 self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
         group.seats = [None] * len(group.seats)
 
-    def _copy_on_host(self, group: Group, copies: Sequence[Copy]) -> None:
+    def _copy_on_host(self, group: MemberGroup, copies: Sequence[Copy]) -> None:
         assert group.state is not None
         marks = {r: places.named_marks(places.copied(group.job.graph, group.state, replay=r)) for r in (False, True)}
         fresh: dict[int, list[Arrays]] = {}
@@ -478,7 +478,7 @@ class Driver:
 
     # checkpoints
 
-    def _save(self, group: Group) -> None:
+    def _save(self, group: MemberGroup) -> None:
         assert group.state is not None
         progress = {
             **dict(book=self.book.as_json(), asked=self.asked, pending=self.pending, done=self.done),
@@ -515,7 +515,7 @@ class Driver:
             leaves = [resume.arrays[f"{BESIDE}policy/{number}/{i}"] for i in range(count)]
             self.policies[number] = jax.tree.unflatten(structure, leaves)
 
-    def _fresh_template(self, group: Group) -> TrainState:
+    def _fresh_template(self, group: MemberGroup) -> TrainState:
         if all(number is None for number in group.seats):
             count = group.slots.number
             return places.begin(group.slots, group.ready, [0] * count, [group.job.algorithm.hyper] * count)

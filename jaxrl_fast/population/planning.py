@@ -57,7 +57,7 @@ class SearchOptions(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a population needs, known before anything is compiled.
+    """Memory and files that a population needs, computed before anything is compiled.
 
     Attributes:
         member_bytes: State of one learner.
@@ -151,7 +151,7 @@ def at_once_of(
         The number: equal turns, and if possible a multiple of the devices.
 
     Raises:
-        ConfigError: Not even one trial fits.
+        ConfigError: The memory is too small for one trial.
     """
     each = options.seeds_per_trial
     fitting = int(MEMORY_SHARE * free / (WORKSPACE * member * each))
@@ -232,7 +232,7 @@ def seeds_of(options: SearchOptions, seed: int) -> Callable[[int], list[int]]:
     """Return the seeds of the learners of each trial.
 
     Trials of a search have the same seeds, so that they differ in their settings only; members of a population differ
-    in their seeds, too, since a copy would otherwise repeat the other's experience.
+    in their seeds, too, since a copy would otherwise repeat the other's episodes.
 
     Args:
         options: Options.

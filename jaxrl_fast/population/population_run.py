@@ -169,13 +169,13 @@ def _save(
 
 
 class Described:
-    """Tells and records how a population gets on."""
+    """Reports the progress of a population, after each segment."""
 
     def __init__(self, driver: Driver, status: RunStatus | None, files: Files, tell: Tell) -> None:
         self.driver, self.status, self.files, self.tell = driver, status, files, tell
 
     def after_segment(self) -> None:
-        """Write the tables and tell a line after a segment."""
+        """Write the tables and print a line."""
         book = self.driver.book
         if self.files.folder is not None:
             write_tables(self.files.folder, book, self.files.facts)

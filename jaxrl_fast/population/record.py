@@ -15,7 +15,7 @@ from jaxrl_fast.population.search_space import SearchSpace, value_of
 from jaxrl_fast.population.trials import Book, Trial
 from jaxrl_fast.settings.schema import written
 from jaxrl_fast.system import replace_file
-from jaxrl_fast.training.run_folder import MEMBERS
+from jaxrl_fast.training.records import MEMBERS
 
 TRIALS, LINEAGE, BEST = "trials.csv", "lineage.csv", "best"
 MOST_ROWS = 4_000

@@ -1,7 +1,7 @@
 """The search space: which settings vary between members, over which values, and the points that are tried.
 
 A rate (a field of the algorithm's hyper-parameters) is a value in the compiled program, so all its values share one.
-Any other setting is compiled in: each of its values is a group of members with a program of its own.
+Any other setting is compiled in: each of its values is a group of members with a separate program.
 """
 
 import itertools
@@ -215,8 +215,8 @@ def grid_size(space: SearchSpace) -> int:
     return math.prod(len(draw.values) for draw in space.grid.values())
 
 
-class Outcome(NamedTuple):
-    """What a sampler knows of a trial.
+class TrialOutcome(NamedTuple):
+    """A trial as a sampler sees it.
 
     Attributes:
         shares: Its point.
@@ -233,7 +233,7 @@ class Outcome(NamedTuple):
     finished: bool
 
 
-Ask = Callable[[int, Sequence[Outcome]], Shares]
+Ask = Callable[[int, Sequence[TrialOutcome]], Shares]
 """(number of the new trial, the trials before it) -> its point."""
 
 

@@ -107,7 +107,7 @@ def rates_of(hypers: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, np.float32) for leaf in leaves]), *hypers)
 
 
-class Ready(NamedTuple):
+class CompiledSlots(NamedTuple):
     """A compiled program.
 
     Attributes:
@@ -119,7 +119,7 @@ class Ready(NamedTuple):
     run: RunChunk
 
 
-def compile_slots(slots: Slots) -> Ready:
+def compile_slots(slots: Slots) -> CompiledSlots:
     """Compile the programs of slots, once.
 
     Args:
@@ -130,14 +130,14 @@ def compile_slots(slots: Slots) -> Ready:
     """
     hyper = slots.job.algorithm.hyper
     init, run = slots.program.ready(slots.job.keys, hyper)
-    return Ready(partial(_init, init, hyper), run)
+    return CompiledSlots(partial(_init, init, hyper), run)
 
 
 def _init(init: Any, hyper: Any, keys: jax.Array) -> TrainState:
     return init(keys, hyper)
 
 
-def begin(slots: Slots, ready: Ready, seeds: Sequence[int], hypers: Sequence[Any]) -> TrainState:
+def begin(slots: Slots, ready: CompiledSlots, seeds: Sequence[int], hypers: Sequence[Any]) -> TrainState:
     """Make the first state of a member in every slot.
 
     Args:
@@ -364,7 +364,7 @@ def adopt(state: TrainState, marked: TrainState, targets: Sequence[int], sources
 
     Args:
         state: State with several slots.
-        marked: What is copied, as from `copied`.
+        marked: Marks of `copied`.
         targets: Slots of the members that are replaced.
         sources: Slots of the members that are copied.
 

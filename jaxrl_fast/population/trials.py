@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxrl_fast.population.rules import Copy, Halving, may_be_promoted, promoted
-from jaxrl_fast.population.search_space import Outcome, SearchSpace, Shares, value_of
+from jaxrl_fast.population.search_space import SearchSpace, Shares, TrialOutcome, value_of
 
 Status = Literal["training", "waiting", "stopped", "finished", "diverged"]
 
@@ -181,10 +181,10 @@ class Book:
             if trial.status in ("waiting", "training"):
                 trial.status = "stopped"
 
-    def outcomes(self) -> list[Outcome]:
-        """Return what a sampler may know of the trials."""
+    def outcomes(self) -> list[TrialOutcome]:
+        """Return the trials as a sampler sees them."""
         return [
-            Outcome(
+            TrialOutcome(
                 t.shares,
                 t.score if t.scores else None,
                 t.segments * self.segment_steps,

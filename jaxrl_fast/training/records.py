@@ -21,6 +21,8 @@ from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import Row, Tell
 
 FILE = "run.json"
+MEMBERS = "members.json"
+"""File of a population's folder with all that pages show of its members."""
 WRITE_EVERY_S = 1.0
 """Shortest interval in seconds between writes of the file, unless ``state`` changes."""
 SILENT_S = 600.0
@@ -93,8 +95,33 @@ def read_status(folder: Path) -> dict[str, Any]:
     Returns:
         The entries, empty if there is no readable file.
     """
+    return read_entries(folder / FILE)
+
+
+def read_members(folder: Path) -> dict[str, Any] | None:
+    """Read what pages show of a population's members.
+
+    Args:
+        folder: Folder of a run or population.
+
+    Returns:
+        The content of `MEMBERS`, or None of a run.
+    """
+    found = read_entries(folder / MEMBERS)
+    return found if "members" in found else None
+
+
+def read_entries(path: Path) -> dict[str, Any]:
+    """Read a file of JSON.
+
+    Args:
+        path: File.
+
+    Returns:
+        The entries, empty if there is no readable file.
+    """
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,7 +20,16 @@ from jaxrl_fast.envs.episode_metrics import column_of, mean_of_finite
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.system import replace_file, replacing
 from jaxrl_fast.training.callbacks import Row, Tell
-from jaxrl_fast.training.records import SILENT_S, Kind, Logger, RunStatus, open_logger, read_status, state_now
+from jaxrl_fast.training.records import (
+    SILENT_S,
+    Kind,
+    Logger,
+    RunStatus,
+    open_logger,
+    read_entries,
+    read_status,
+    state_now,
+)
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
@@ -375,7 +384,7 @@ def write_summary(folder: Path, summary: Row) -> None:
         summary: Entries to write.
     """
     path = folder / "summary.json"
-    replace_file(path, json.dumps({**_read_json(path), **summary}, indent=2) + "\n")
+    replace_file(path, json.dumps({**read_entries(path), **summary}, indent=2) + "\n")
 
 
 def link_latest(folder: Path, runs: Path) -> None:
@@ -405,8 +414,6 @@ def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
     return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
 
 
-MEMBERS = "members.json"
-"""File of a population's folder with all that pages show of its members."""
 MARKS = ("run.json", "config.yaml", "metrics.csv")
 """A folder with one of these files is a run's."""
 Columns = dict[str, np.ndarray]
@@ -479,7 +486,7 @@ def read_run(folder: Path) -> RunView:
         The content.
     """
     status = read_status(folder)
-    summary = _read_json(folder / "summary.json")
+    summary = read_entries(folder / "summary.json")
     state, settings = state_now(status) if status else _guess_state(folder, summary), _read_yaml(folder / "config.yaml")
     tables = (read_columns(folder / f"{name}.csv") for name in ("metrics", "metrics_seeds", "evals"))
     return RunView(folder, state, status, settings, summary, *tables)
@@ -572,14 +579,6 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return float("nan")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxrl_fast.envs.episode_metrics import METRIC
-from jaxrl_fast.training.records import read_status, state_now
+from jaxrl_fast.training.records import MEMBERS, read_members, read_status, state_now
 from jaxrl_fast.training.run_folder import MARKS, UNEVALUATED, Columns, name_of, read_columns, read_run, scores_of
 from jaxrl_fast.views.report_page import assembled, means_at, text_of, thinned
 
@@ -227,7 +227,7 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)[:MAX_TEXT]
 
 
-TABLES = ("run.json", "config.yaml", "summary.json", "metrics.csv", "metrics_seeds.csv", "evals.csv")
+TABLES = ("run.json", "config.yaml", "summary.json", "metrics.csv", "metrics_seeds.csv", "evals.csv", MEMBERS)
 """Files of a run that are read."""
 SERVED = ("report.html", "policy.html", "policy.gif", "graph.svg", "curve.png")
 """Files of a run that are served unchanged."""
@@ -416,6 +416,7 @@ def make_app(runs: FoundRuns, port: int) -> ASGIApp:
         Route("/api/runs", _rows),
         Route("/api/run", _details),
         Route("/api/curve", _answer_curve),
+        Route("/api/members", _members),
         Route("/events", _events),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _not_found, OSError: _not_found})
@@ -477,6 +478,13 @@ def _details(request: Request) -> Response:
     lines = read_status(runs.path_of(name, "run.json").parent).get("lines") if _has(runs, name, "run.json") else []
     shown = [str(line) for line in lines] if isinstance(lines, list) else []
     return JSONResponse({"lines": shown, "files": [file for file in SERVED if _has(runs, name, file)]})
+
+
+def _members(request: Request) -> Response:
+    """Serve the members of a population, or nothing of a run."""
+    runs, name = _runs(request), request.query_params.get("run", "")
+    _row(request, name)
+    return JSONResponse((read_members(runs.path_of(name, MEMBERS).parent) if _has(runs, name, MEMBERS) else None) or {})
 
 
 def _answer_curve(request: Request) -> Response:

@@ -19,7 +19,7 @@ from jaxrl_fast.settings.schema import by_dotted_key, command_line, named_again,
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
-from jaxrl_fast.training.records import ENDED
+from jaxrl_fast.training.records import ENDED, read_members
 from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
 
 MAX_POINTS = 500
@@ -271,7 +271,7 @@ def describe_details(view: RunView) -> dict[str, Any]:
     """
     return {
         **dict(time=time_spent(view), settings=settings_table(view), machine=machine_table(view)),
-        **dict(lines=view.status.get("lines", []), commands=command_lines(view)),
+        **dict(lines=view.status.get("lines", []), commands=command_lines(view), members=read_members(view.path)),
         "graph": _as_uri(view.path / "graph.svg", "image/svg+xml"),
         **dict(animation=_as_uri(view.path / "policy.gif", "image/gif"), episode=_read_text(view.path / "policy.html")),
     }

@@ -131,8 +131,18 @@ function showChoice() {
   find("losses").hidden = !names.length;
 }
 
+function showMembers() {
+  const data = single && details ? details.members : null;
+  find("members").hidden = !data;
+  if (!data) return false;
+  for (const id of ["axis", "learning", "rates", "losses"]) find(id).hidden = true;
+  members.show(find("members"), data);
+  return true;
+}
+
 function draw() {
   charts.clear();
+  if (showMembers()) return;
   showLearning();
   showCharts("rates", RATES.filter(([name]) => runs.some((run) => run.metrics[name])));
   showCharts("losses", [...shown].map((name) => [name, name]));

@@ -47,6 +47,12 @@ async function showDetails() {
   byId("files").hidden = !details.files.length;
 }
 
+async function showMembers() {
+  const data = await ask("/api/members", { run: name }).catch(() => null);
+  byId("members").hidden = !data?.members;
+  if (data?.members) members.show(byId("members"), data);
+}
+
 async function showCurve() {
   curve = await ask("/api/curve", { run: name, of: byId("of").value }).catch(() => null) ?? curve;
   draw();
@@ -63,7 +69,7 @@ async function update({ rows: [row] }) {
   }
   showFigures(row);
   offerMetrics([row]);
-  await Promise.all([showDetails(), showCurve()]);
+  await Promise.all([showDetails(), showCurve(), showMembers()]);
 }
 
 document.title = name;
