@@ -204,6 +204,8 @@ def test_an_exchange_replaces_the_worst_by_the_best_within_the_range(scores, see
         new, old = (value_of(SPACE, shares) for shares in (one.shares, points[one.source]))
         for key, draw in SPACE.rates.items():
             assert draw.values[0] * (1 - 1e-9) <= new[key] <= draw.values[1] * (1 + 1e-9)
+            if draw.kind == "uniform":
+                new[key], old[key] = 1.0 + (new[key] - old[key]) / (draw.values[1] - draw.values[0]), 1.0
             ratio = new[key] / old[key]
             inside = draw.values[0] < new[key] * 0.999 and new[key] * 1.001 < draw.values[1]
             assert not inside or min(abs(ratio - 0.8), abs(ratio - 1.2)) < 1e-6

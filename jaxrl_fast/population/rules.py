@@ -159,8 +159,8 @@ def explored(explore: Explore, space: SearchSpace, shares: Shares, rng: np.rando
     """Change the rates of a copied member.
 
     Args:
-        explore: ``perturb`` multiplies each rate by one of `FACTORS` within its range, and goes one step through a
-            list; ``resample`` also draws a rate anew with the chance `RESAMPLED`.
+        explore: ``perturb`` multiplies each rate by one of `FACTORS`, of a linear range moves it by a fifth, and of a
+            list goes one step; ``resample`` also draws a rate anew with the chance `RESAMPLED`.
         space: Search space of the rates.
         shares: Point of the copied member.
         rng: Source of the choices.

@@ -48,11 +48,15 @@ class Draw(NamedTuple):
         return (value - low) / (high - low)
 
     def near(self, value: Any, factor: float) -> Any:
-        """Return a neighbour: a number times ``factor``, within the range; of a list, the next or previous value."""
+        """Return a neighbour within the range: a number times ``factor``; of a linear range, as large a share away; of
+        a list, the next or previous value.
+        """
         if self.kind in LISTS:
             at = self.values.index(value) + (1 if factor > 1.0 else -1)
             return self.values[min(max(at, 0), len(self.values) - 1)]
-        return min(max(value * factor, self.values[0]), self.values[1])
+        low, high = self.values
+        moved = value * factor if self.kind == "log" else value + (factor - 1.0) * (high - low)
+        return min(max(moved, low), high)
 
 
 class SearchSpace(NamedTuple):
@@ -153,7 +157,9 @@ def make_space(texts: Mapping[str, str], keys: Mapping[str, Key], rates: Sequenc
     draws = {}
     for key, text in texts.items():
         if key not in keys:
-            raise ConfigError(f"{PREFIX}{key}: there is no such setting of the algorithm: {nearest(key, keys)}")
+            hint = nearest(key, keys)
+            hint = f"write one of {', '.join(rates)}, or a size" if hint.startswith("write one of") else hint
+            raise ConfigError(f"{PREFIX}{key}: there is no such setting of the algorithm: {hint}")
         if key not in rates and text.split(":")[0] in RANGES:
             sizes = f"{PREFIX}{key}=choice:..."
             raise ConfigError(

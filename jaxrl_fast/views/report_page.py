@@ -382,7 +382,14 @@ def command_lines(view: RunView) -> list[list[str]]:
     if not (view.path / "config.yaml").is_file():
         return []
     folder, own = str(view.path), named_again(view.settings)
-    rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
+    if read_members(view.path) is not None:
+        best = f"config={folder}/best/config.yaml"
+        rows: list[tuple[str, ...]] = [
+            ("train the best alone", "train", best),
+            ("continue", "sweep", f"resume={folder}"),
+        ]
+        return [[what, command_line(words, command)] for what, command, *words in rows]
+    rows = [("repeat", "train", f"config={folder}/config.yaml")]
     rows += [("resume", "train", f"resume={folder}", *own)] if (view.path / "checkpoints").is_dir() else []
     if (view.path / "policy").is_dir():
         rows += [("evaluate", "evaluate", folder, *own, "episodes=100"), ("export", "export", folder, *own)]

@@ -36,6 +36,7 @@ const members = (() => {
     const box = html(place, "figure", undefined, { className: "plot" });
     html(box, "h3", title);
     const picture = svg(box, "svg", { viewBox: `0 0 ${wide} ${SIZE.height}`, role: "img", "aria-label": title });
+    picture.style.maxWidth = `${1.4 * wide}px`;
     svg(picture, "line", { x1: SIZE.left, x2: wide - SIZE.right, y1: SIZE.height - SIZE.bottom, y2: SIZE.height - SIZE.bottom, class: "axis" });
     return picture;
   }

@@ -135,7 +135,7 @@ function showMembers() {
   const data = single && details ? details.members : null;
   find("members").hidden = !data;
   if (!data) return false;
-  for (const id of ["axis", "learning", "rates", "losses"]) find(id).hidden = true;
+  for (const id of ["axis", "learning", "rates", "losses", "time"]) find(id).hidden = true;
   members.show(find("members"), data);
   return true;
 }

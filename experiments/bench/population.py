@@ -1,0 +1,206 @@
+"""Populations on this machine: what a member costs, and searches against other ways to use the same time or steps.
+
+    python experiments/bench/population.py members            cost of a member by the number of members
+    python experiments/bench/population.py ray                64 learning rates: this package and Ray Tune
+    python experiments/bench/population.py halving            successive halving against random search
+    python experiments/bench/population.py pbt                population-based training against random search
+    python experiments/bench/population.py gp                 cost-aware search against random search
+    python experiments/bench/population.py pages              only write docs/populations.md's tables
+
+Each row is stored when it is complete, in experiments/results/population.json, and a repeated command goes on.
+`members` and `ray` need an idle machine. `ray` needs Ray: RAY_PYTHON=<python with this package and ray[tune]>.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent.parent / "results" / "population.json"
+CARTPOLE = ["env=cartpole", "algo=ppo", "tuned=false"]
+RATE = "sample.algo.learning_rate=log:1e-5:1e-1"
+
+
+def stored() -> dict[str, Any]:
+    """Return the rows so far."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def store(name: str, row: dict[str, Any]) -> None:
+    """Store a row with the machine."""
+    from jaxrl_fast.settings.machine import cpu_cores, processor, versions
+
+    machine = {"machine": f"{cpu_cores()} cores, {processor()}", "versions": versions()}
+    RESULTS.write_text(json.dumps({**stored(), name: {**row, **machine}}, indent=1) + "\n")
+    print(name, row, flush=True)
+
+
+def measure_members(devices: int, count: int, num_envs: int = 8, repeats: int = 7) -> None:
+    """Measure the time of a tick for each member of a population, in this process."""
+    from jaxrl_fast.settings.machine import setup
+
+    setup(cpu_devices=devices)
+    import jax
+
+    from jaxrl_fast.commands.run_config import compose, job_options, make_algorithm, make_envs
+    from jaxrl_fast.population import slots as places
+    from jaxrl_fast.training.job import make_job
+
+    place = "data_parallel" if devices > 1 else "fused"
+    words = [*CARTPOLE, f"num_envs={num_envs}", f"num_seeds={count}", f"placement={place}", f"devices={devices}"]
+    run = compose(words)
+    job = make_job(make_envs(run), make_algorithm(run), job_options(run), {})
+    ticks = 8
+    slots = places.make_slots(job, ticks, own_ticks=False)._replace(ticks_per_chunk=ticks)
+    ready = places.compile_slots(slots)
+    hypers = [job.algorithm.hyper._replace(learning_rate=rate) for rate in np.geomspace(1e-5, 1e-2, count)]
+    state = places.begin(slots, ready, list(range(count)), hypers)
+    chunk_ticks = slots.program.ticks_per_chunk
+    seconds = []
+    for repeat in range(repeats + 2):
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < 1.0:
+            state, metrics = ready.run(state)
+            jax.block_until_ready(metrics)
+            done += chunk_ticks
+        if repeat > 1:
+            seconds.append((time.perf_counter() - began) / done / count)
+    print(json.dumps([1e3 * s for s in seconds]))
+
+
+def members() -> None:
+    """Measure all sizes, in turns in separate processes."""
+    sizes = [(1, 1), (1, 4), (1, 16), (1, 64), (2, 4), (2, 16), (2, 64)]
+    found: dict[str, list[float]] = {f"{d} {n}": [] for d, n in sizes}
+    for _ in range(3):
+        for devices, count in sizes:
+            words = [sys.executable, __file__, "one", str(devices), str(count)]
+            out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+            found[f"{devices} {count}"] += json.loads(out.splitlines()[-1])
+            print(devices, count, found[f"{devices} {count}"][-3:], flush=True)
+    alone = float(np.median(found["1 1"]))
+    for name, times in found.items():
+        low, middle, high = (float(np.percentile(times, q)) for q in (0, 50, 100))
+        store(
+            f"members {name}",
+            {"ms": [middle, low, high], "ratio": middle / alone, "range": [low / alone, high / alone]},
+        )
+
+
+def sweep(words: list[str], folder: Path) -> tuple[dict[str, Any], float]:
+    """Run the command, and return its summary and its seconds."""
+    began = time.perf_counter()
+    line = [sys.executable, "-m", "jaxrl_fast.sweep", *words, f"run_dir={folder}"]
+    subprocess.run(line, check=True, capture_output=True, text=True, timeout=7200)
+    return json.loads((folder / "summary.json").read_text()), time.perf_counter() - began
+
+
+def in_new_folder(name: str) -> Path:
+    """Return the path of a folder that does not exist yet."""
+    return Path("runs") / f"population-{name}-{time.time_ns()}"
+
+
+def empty_cache() -> dict[str, str]:
+    """Return variables that give a process an empty cache of programs."""
+    return {**os.environ, "JAXRL_FAST_CACHE": str(in_new_folder("cache").absolute())}
+
+
+def ray(total_steps: int) -> None:
+    """Time 64 learning rates as one command, and as trials of Ray Tune in a pool of two with one cache."""
+    theirs_s, ours_s = [], []
+    python = os.environ["RAY_PYTHON"]
+    for _ in range(3 if total_steps < 500_000 else 1):
+        began = time.perf_counter()
+        words = [*CARTPOLE, RATE, "trials=64", f"total_steps={total_steps}", "finalists=1"]
+        line = [sys.executable, "-m", "jaxrl_fast.sweep", *words, f"run_dir={in_new_folder('ours')}"]
+        subprocess.run(line, check=True, env=empty_cache(), capture_output=True)
+        ours_s.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        peer = Path(__file__).with_name("peer_ray_tune.py")
+        done = subprocess.run([python, peer, str(total_steps)], env=empty_cache(), capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+        theirs_s.append(time.perf_counter() - began)
+        print(total_steps, ours_s[-1], theirs_s[-1], flush=True)
+    ratios = [a / b for a, b in zip(ours_s, theirs_s, strict=True)]
+    row = {"ours_s": ours_s, "ray_s": theirs_s, "ratio": float(np.median(ratios)), "range": [min(ratios), max(ratios)]}
+    store(f"ray {total_steps}", row)
+
+
+HALVING = ["env=acrobot", "algo=ppo", "tuned=false", "total_steps=300_000", "trials=32", "at_once=16"]
+HALVING += ["sample.algo.learning_rate=log:1e-5:1e-1", "sample.algo.entropy_coef=log:1e-4:1e-1"]
+HALVING += ["sample.algo.gae_lambda=uniform:0.8:1", "seeds_per_trial=1", "finalists=4"]
+
+
+def halving(seed: int) -> None:
+    """Compare successive halving with random search on the same points."""
+    for name, words in (("random", []), ("halving", ["halving=4"])):
+        if f"halving {name} {seed}" not in stored():
+            summary, seconds = sweep([*HALVING, *words, f"seed={seed}"], in_new_folder(name))
+            store(f"halving {name} {seed}", row_of(summary, seconds))
+
+
+def row_of(summary: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Pick what is stored of a search."""
+    names = ("env_steps", "eval_return_mean", "eval_return_std", "eval_episodes", "best_settings", "trials")
+    return {**{name: summary.get(name) for name in names}, "seconds": seconds}
+
+
+PBT = ["env=space_invaders", "algo=ppo", "tuned=false", "total_steps=2_000_000"]
+PBT += ["sample.algo.learning_rate=log:1e-5:1e-2", "sample.algo.entropy_coef=log:1e-4:1e-1"]
+
+
+def pbt(seed: int) -> None:
+    """Compare population-based training of 8 with random search of 8 trials, of equal steps."""
+    ways = {"random": ["trials=8"], "pbt": ["population.size=8", "population.every=100_000"]}
+    for name, words in ways.items():
+        if f"pbt {name} {seed}" not in stored():
+            summary, seconds = sweep([*PBT, *words, f"seed={100 * seed}", "finalists=4"], in_new_folder(name))
+            store(f"pbt {name} {seed}", row_of(summary, seconds))
+
+
+GP = ["env=acrobot", "algo=ppo", "tuned=false", "total_steps=500_000", "trials=16", "finalists=2"]
+GP += ["sample.algo.learning_rate=log:1e-6:1", "sample.algo.gae_lambda=uniform:0.5:1"]
+GP += ["sample.algo.policy_hidden=choice:[32,32],[64,64],[256,256]"]
+
+
+def gp(seed: int) -> None:
+    """Compare the cost-aware search with random search: seconds until the best return is reached."""
+    for name, words in (("random", ["at_once=4"]), ("gp", ["sampler=gp", "at_once=4"])):
+        if f"gp {name} {seed}" not in stored():
+            folder = in_new_folder(name)
+            summary, seconds = sweep([*GP, *words, f"seed={seed}"], folder)
+            store(f"gp {name} {seed}", {**row_of(summary, seconds), "curve": best_over_time(folder)})
+
+
+def best_over_time(folder: Path) -> list[list[float]]:
+    """Return (seconds of training, best final score of a finished trial) in the order in which trials finished."""
+    members = json.loads((folder / "members.json").read_text())["members"]
+    curve, spent, best = [], 0.0, -np.inf
+    for one in sorted(members, key=lambda m: m["number"]):
+        spent += one["seconds"]
+        if one["score"] is not None:
+            best = max(best, one["score"])
+            curve.append([spent, best])
+    return curve
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:] or ["help"]
+    if what == "one":
+        measure_members(*map(int, rest))
+    elif what == "members":
+        members()
+    elif what == "ray":
+        for steps in map(int, rest or ["100000"]):
+            ray(steps)
+    elif what in ("halving", "pbt", "gp"):
+        for repeat in range(3):
+            {"halving": halving, "pbt": pbt, "gp": gp}[what](repeat)
+    else:
+        print(__doc__)
