@@ -7,6 +7,7 @@ COMMANDS = {
     "check": "check an environment: python -m jaxrl_fast.check env=custom env.make=my_package.make",
     "explain": "show a run's fragments and devices: python -m jaxrl_fast.explain env=halfcheetah",
     "autotune": "find the fastest settings here: python -m jaxrl_fast.autotune env=halfcheetah",
+    "sweep": "search rates, or train a population: python -m jaxrl_fast.sweep env=halfcheetah sample.algo...",
     "evaluate": "evaluate a trained policy: python -m jaxrl_fast.evaluate <run folder> episodes=100",
     "collect": "write episodes of its policy to files: python -m jaxrl_fast.collect <run folder> out=data/walk",
     "render": "draw its episodes as GIF or MP4: python -m jaxrl_fast.render <run folder>",

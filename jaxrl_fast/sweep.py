@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import yaml
@@ -14,177 +15,35 @@ import yaml
 from jaxrl_fast.commands import cli, run_config, tuning_cache
 from jaxrl_fast.commands.prepare import fill_in, new_folder, print_opening, write_facts
 from jaxrl_fast.commands.run_config import Run, compose, env_name, job_options, make_algorithm, make_envs, to_yaml
-from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.numerics.optimizers import plain
-from jaxrl_fast.population.asking import SamplerName
 from jaxrl_fast.population.driver import SearchPlan
 from jaxrl_fast.population.launching import write_jobs
 from jaxrl_fast.population.planning import (
+    MEASURED,
     Needs,
-    SearchOptions,
     at_once_of,
     check_host,
-    check_options,
     free_bytes,
     make_plan,
     number_of_trials,
 )
 from jaxrl_fast.population.population_run import Files, PopulationResult, best_summary, run_population, write_best
 from jaxrl_fast.population.record import BEST, members
-from jaxrl_fast.population.rules import Explore
-from jaxrl_fast.population.search_space import PREFIX, SearchSpace, describe_point, make_space
-from jaxrl_fast.population.slots import member_bytes
+from jaxrl_fast.population.search_space import describe_point
+from jaxrl_fast.population.slots import compile_slots, make_slots, member_bytes, seconds_of_member
+from jaxrl_fast.population.sweep_words import MEASURE, SWEEP_FILE, Sweep, help_text, read_sweep, run_of, take_resume
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import collect_garbage_seldom
-from jaxrl_fast.settings.schema import (
-    SWITCHES,
-    ConfigError,
-    Key,
-    command_line,
-    read_value,
-    read_word,
-    run_keys,
-    written,
-)
-from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.system import CODE, names_code, replace_file
+from jaxrl_fast.settings.schema import command_line, written
+from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import StopSignal, to_stderr
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job, make_job, ticks_within
 from jaxrl_fast.training.progress import clock
 from jaxrl_fast.training.run_folder import write_summary
 from jaxrl_fast.views.listeners import try_to_write
 from jaxrl_fast.views.population_pictures import draw_population
-
-KEYS = {
-    "trials": Key(int | None, None, 1, "points that are tried; all of a grid, or 32", MAX_SIZE),
-    "at_once": Key(int | None, None, 1, "trials at once in a program; as memory and machine advise", MAX_SIZE),
-    "seeds_per_trial": Key(int, 1, 1, "learners of each trial, whose mean is its score", MAX_SIZE),
-    "sampler": Key(SamplerName, "random", text="how points are chosen: tpe is Optuna's, gp counts seconds"),
-    "halving": Key(int, 0, 0, "at each rung one of so many goes on; 0 none", MAX_SIZE),
-    "first_rung": Key(int | None, None, 1, "env steps until the first rung", MAX_SIZE),
-    "score": Key(Literal["training", "evaluation"], "training", text="returns by which trials are compared"),
-    "population.size": Key(int | None, None, 1, "members that copy each other: population-based training", MAX_SIZE),
-    "population.every": Key(int | None, None, 1, "env steps between exchanges; a twentieth of the run", MAX_SIZE),
-    "population.explore": Key(Explore, "perturb", text="how the rates of a copy change"),
-    "population.quantile": Key(float, 0.25, 0.01, "share that is replaced, and share that is copied", 0.5),
-    "population.replay": Key(bool, False, text="a copy takes over the replay buffer, too"),
-    "finalists": Key(int, 4, 1, "trials that are evaluated again at the end", 64),
-    "final_episodes": Key(int, 128, 1, "episodes of each of them", MAX_SIZE),
-    "write_tuned": Key(bool, False, text="write the best settings as a file for config=..."),
-    "launcher": Key(Literal["none", "local", "slurm"], "none", text="write a script of jobs instead of training"),
-    "jobs": Key(int, 8, 1, "jobs of that script", 10_000),
-}
-"""Keys of this command, in addition to the keys of training."""
-SWEEP_FILE = "sweep.json"
-
-HELP = """python -m jaxrl_fast.sweep KEY=VALUE ... sample.KEY=VALUES ... [key=value ...]
-  sample.algo.learning_rate=log:1e-4:1e-2     a rate, drawn on a logarithmic scale
-  sample.algo.discount=uniform:0.95:0.999     on a linear one
-  sample.algo.gae_lambda=choice:0.9,0.95      from a list; grid:0.9,0.95 tries all
-  sample.algo.hidden_sizes=choice:[64,64],[256,256]   a size: a program for each value
-  resume=FOLDER                               continue a sweep that was stopped or killed
-All members of a group train side by side in one program. Other keys of the command, then all keys of train:"""
-
-
-class Sweep(NamedTuple):
-    """A sweep that was read from a command line.
-
-    Attributes:
-        words_given: All words of the command line.
-        words: Those for training, without this command's.
-        run: Settings of a member, without those that vary.
-        options: Options of the search.
-        given: Values of all keys of this command.
-        space: Search space.
-    """
-
-    words_given: list[str]
-    words: list[str]
-    run: Run
-    options: SearchOptions
-    given: dict[str, Any]
-    space: SearchSpace
-
-
-def help_text() -> str:
-    """Return the text of ``--help``.
-
-    Returns:
-        The text.
-    """
-    return "\n".join([HELP, *(f"  {name:<20} {written(key.default):<9} {key.text}" for name, key in KEYS.items())])
-
-
-def read_sweep(words: Sequence[str]) -> Sweep:
-    """Read a command line.
-
-    Args:
-        words: Words.
-
-    Returns:
-        The sweep.
-
-    Raises:
-        ConfigError: A word is wrong, or words contradict each other.
-    """
-    given = {name: key.default for name, key in KEYS.items()}
-    texts: dict[str, str] = {}
-    others = []
-    for word in words:
-        name, equals, text = word.partition("=")
-        if name.startswith(PREFIX) and equals:
-            texts[name.removeprefix(PREFIX)] = text
-        elif name in KEYS:
-            given[name] = read_value(name, read_word(word)[1], KEYS[name])
-        else:
-            others.append(word)
-    run = compose(others)
-    _check_run(run)
-    short = {name.removeprefix("population."): value for name, value in given.items()}
-    options = SearchOptions(**{name: short[name] for name in SearchOptions._fields})
-    space = make_space(texts, _varying(run, texts), [f"algo.{name}" for name in make_algorithm(run).hyper._fields])
-    for key, draw in space.rates.items():
-        if key in SWITCHES and draw.kind in ("choice", "grid") and 0 in draw.values and len(draw.values) > 1:
-            raise ConfigError(f"{PREFIX}{key}: 0 switches it off, which compiles another program: leave 0 out")
-    check_options(options, space, run.total_steps)
-    return Sweep(list(words), others, run, options, given, space)
-
-
-def _check_run(run: Run) -> None:
-    if run.num_seeds > 1:
-        raise ConfigError(
-            f"num_seeds={run.num_seeds}: write seeds_per_trial={run.num_seeds}; a trial's score is their mean"
-        )
-    for key, value in (("resume", run.resume), ("data", run.data), ("teacher", run.teacher)):
-        if value is not None:
-            raise ConfigError(f"{key}={value} is for train: leave it out")
-    if run.auto_width or run.auto_overlap:
-        raise ConfigError("num_envs=auto and overlap=auto are for train: write a value")
-
-
-def _varying(run: Run, texts: Mapping[str, str]) -> dict[str, Key]:
-    """Return the declarations of all settings that may vary."""
-    keys = {**algo_keys(run.algo), "num_envs": run_keys()["num_envs"]}
-    if "algo" in texts:
-        keys["algo"] = Key(str, run.algo)
-    return keys
-
-
-def run_of(sweep: Sweep, sizes: Mapping[str, Any]) -> Run:
-    """Return the settings of a group: compiled-in settings as given, rates in the middle of their range.
-
-    Args:
-        sweep: The sweep.
-        sizes: Values of the settings that are compiled in, by key.
-
-    Returns:
-        The settings.
-    """
-    words = [word for word in sweep.words if word.partition("=")[0] not in sizes]
-    middle = {key: draw.at(0.5) for key, draw in sweep.space.rates.items()}
-    return compose([*words, *(f"{key}={written(value)}" for key, value in {**sizes, **middle}.items())])
 
 
 class Jobs:
@@ -275,8 +134,10 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     first = {key: draw.values[0] for key, draw in space.sizes.items()}
     one = jobs(1, first)
     devices = len({device for group in one.placement.groups for device in group.devices})
-    of_machine: dict[str, Any] = {"devices": devices, "platform": jax.default_backend()}
-    of_machine["measured"] = measured_at_once(run)
+    of_machine: dict[str, Any] = {"devices": devices, "platform": jax.default_backend(), "measured": None}
+    fitting = at_once_of(options._replace(at_once=trials), trials, member_bytes(one)[0], free_bytes(), **of_machine)
+    asked = sweep.given["at_once"] == MEASURE
+    of_machine["measured"] = measure_at_once(sweep, jobs, first, fitting) if asked else measured_at_once(sweep.run)
     width = at_once_of(options, trials, member_bytes(one)[0], free_bytes(), **of_machine)
     if isinstance(one.env, HostEnv) and options.size is not None:
         width = trials
@@ -324,49 +185,6 @@ def folder_of(run: Run, resume: Path | None) -> Iterator[str]:
         yield path
 
 
-def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Take ``resume=FOLDER`` out of the words, and read the folder's words.
-
-    Args:
-        words: Words of the command line.
-
-    Returns:
-        The folder or None, and the words of the sweep.
-
-    Raises:
-        ConfigError: The folder is not a sweep's, or other words are given.
-    """
-    given = [word.partition("=")[2] for word in words if word.startswith("resume=")]
-    if not given:
-        return None, list(words)
-    folder, others = Path(given[-1]), [word for word in words if not word.startswith("resume=")]
-    try:
-        stored = json.loads((folder / SWEEP_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        raise ConfigError(f"resume={folder}: it is not the folder of a sweep: write one, such as runs/latest") from None
-    code = [word for word in stored if names_own_code(word)]
-    missing = [word for word in code if word not in others]
-    if missing:
-        raise ConfigError(f"{folder} names {missing[0]}, and code that a folder names is not executed: write it again")
-    strange = [word for word in others if word not in stored]
-    if strange:
-        raise ConfigError(f"{strange[0]}: a sweep continues with the words that began it: leave it out")
-    return folder, stored
-
-
-def names_own_code(word: str) -> bool:
-    """Return whether a word of the command line names code of the user's.
-
-    Args:
-        word: Word.
-
-    Returns:
-        True for ``algo.make=...`` and the like.
-    """
-    key, _, value = word.partition("=")
-    return key in {f"algo.{name}" for name in CODE} and names_code(value)
-
-
 def measured_at_once(run: Run) -> int | None:
     """Return how many trials at once cost least, if it was measured for this work on this machine.
 
@@ -376,9 +194,50 @@ def measured_at_once(run: Run) -> int | None:
     Returns:
         The number, or None.
     """
-    key = tuning_cache.make_key(run, tuning_cache.this_device(), "members")
-    finding = tuning_cache.look_up_free(key, to_stderr)
+    finding = tuning_cache.look_up_free(key_of(run), to_stderr)
     return None if finding is None else finding.free.get("at_once")
+
+
+def key_of(run: Run) -> tuning_cache.FindingKey:
+    """Return the key of a measurement of members.
+
+    Args:
+        run: Settings of a member, without those of this machine.
+
+    Returns:
+        The key.
+    """
+    platform = jax.devices()[0]
+    device = tuning_cache.cpu_device()
+    if platform.platform != "cpu":
+        device = tuning_cache.Device(platform.platform, platform.device_kind, len(jax.devices()))
+    return tuning_cache.make_key(run, device, "members")
+
+
+def measure_at_once(sweep: Sweep, jobs: Jobs, sizes: Mapping[str, Any], most: int) -> int:
+    """Measure what a member costs by the number of trials at once, and store the cheapest number.
+
+    Args:
+        sweep: The sweep.
+        jobs: Makes the jobs.
+        sizes: Values of the settings that are compiled in.
+        most: Most trials at once.
+
+    Returns:
+        The number.
+    """
+    costs: dict[int, float] = {}
+    for count in sorted({n for n in MEASURED if n <= most} | {most}):
+        job = jobs(count * sweep.options.seeds_per_trial, sizes)
+        slots = make_slots(job, ticks_within(job.plan.steps_per_tick, 1), own_ticks=sweep.options.halving > 0)
+        costs[count] = seconds_of_member(slots, compile_slots(slots))
+        print(f"{count} at once: {1e3 * costs[count]:.3f} ms a tick for each learner", flush=True)
+        if costs[count] > 1.2 * min(costs.values()):
+            break
+    best = min(costs, key=lambda n: costs[n])
+    finding = tuning_cache.Finding({}, {"at_once": best}, "", time.strftime("%Y-%m-%d %H:%M"), False)
+    tuning_cache.remember(key_of(sweep.run), finding)
+    return best
 
 
 def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs) -> None:

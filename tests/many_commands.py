@@ -101,6 +101,7 @@ def import_commands() -> None:
     import jaxrl_fast.check
     import jaxrl_fast.evaluate
     import jaxrl_fast.render
+    import jaxrl_fast.sweep
     import jaxrl_fast.train
     from jaxrl_fast.settings.machine import jax_has_started
 
@@ -142,13 +143,13 @@ def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
 
 def call(command: str, words: list[str]) -> int:
     """Return the exit code of a command."""
-    from jaxrl_fast import autotune, check, evaluate, export, render, train
+    from jaxrl_fast import autotune, check, evaluate, export, render, sweep, train
 
     if command == "python":
         exec("\n".join(words), {})
         return 0
     known = {"train": train.main, "evaluate": evaluate.main, "render": render.main, "autotune": autotune.main}
-    known |= {"check": check.main, "export": export.main}
+    known |= {"check": check.main, "export": export.main, "sweep": sweep.main}
     return known[command](words)
 
 

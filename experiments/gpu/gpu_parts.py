@@ -139,6 +139,11 @@ def ticks(bench: Bench) -> Rows:
     return timed(bench, bench.plan.ticks)
 
 
+def members(bench: Bench) -> Rows:
+    """Measure whole ticks of populations by the number of members."""
+    return timed(bench, bench.plan.members)
+
+
 def placements(bench: Bench) -> Rows:
     """Measure two devices: separate with overlap, sharded, and one alone."""
     if bench.device.platform == "cpu" or bench.device.number < 2:
@@ -167,6 +172,7 @@ PARTS: dict[str, Callable[[Bench], Rows]] = {
     "sampling": sampling,
     "updates": updates,
     "ticks": ticks,
+    "members": members,
     "returns": returns,
     "placements": placements,
     "roofline": roofline,

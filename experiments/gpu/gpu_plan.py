@@ -21,6 +21,11 @@ LAW = {
 }
 """No contact, so that rounding errors do not grow; 15 and 16 updates in the compared ticks."""
 LAW_TICKS = 2
+MEMBERS = {
+    "ppo cartpole": "env=cartpole algo=ppo tuned=false num_envs=8 total_steps=100_000",
+    "sac pendulum": "env=pendulum algo=sac tuned=false num_envs=4 total_steps=100_000 algo.buffer_size=100_000",
+}
+"""Work of one member of a population."""
 DEVICE_TESTS = tuple(f"tests/test_{name}.py" for name in ("program", "chain", "placement", "buffers"))
 
 
@@ -38,7 +43,7 @@ class Plan(NamedTuple):
     - ``tests``: arguments of pytest.
     - ``law``: jobs whose first ticks are compared between devices and between processes.
     - ``flagged``: jobs that are timed with and without flags; ``graphed``: more of them for CUDA graphs.
-    - ``sampling``, ``updates``, ``ticks``, ``apart``: jobs of the parts of these names.
+    - ``sampling``, ``updates``, ``ticks``, ``members``, ``apart``: jobs of the parts of these names.
     - ``returns``: trainings by name.
     - ``explained``: words of a run whose programs are described and timed.
     - ``fresh``: variables of compared processes. With XLA's timing-based choices on disk, two runs would agree more
@@ -52,6 +57,7 @@ class Plan(NamedTuple):
     sampling: tuple[Job, ...]
     updates: tuple[Job, ...]
     ticks: tuple[Job, ...]
+    members: tuple[Job, ...]
     apart: tuple[Job, ...]
     returns: dict[str, ToReturn]
     explained: str
@@ -76,6 +82,12 @@ def whole(number: int) -> Plan:
             Job(f"sac {batch}", SAC.replace("batch_size=512", f"batch_size={batch}"), "updates") for batch in BATCHES
         ),
         (Job("sac_256", SAC_256), *(Job(name, ROWS[name][0]) for name in PREDICTED)),
+        tuple(
+            Job(f"{name}, {count} members", f"{words} num_seeds={count}")
+            for name, words in MEMBERS.items()
+            for count in (1, 16, 64, 256, 1024)
+            if count < 1024 or "ppo" in name
+        ),
         (
             *(Job(name, f"{ROWS[name][0]} devices=2") for name in PREDICTED_APART),
             Job("sac_fused", SAC),
@@ -108,6 +120,7 @@ def short() -> Plan:
         (job._replace(name="probe 8", what="sampling"),),
         (job._replace(name="ppo 16", what="updates"),),
         (job,),
+        (job._replace(name="ppo probe, 2 members", words=f"{tiny} num_seeds=2"),),
         (job._replace(words=f"{tiny} placement=data_parallel devices=2"),),
         {"ppo probe": ToReturn(f"{tiny} eval.episodes=2 checkpoint.keep=0 log=none", 0.5)},
         f"{tiny} placement=fused",

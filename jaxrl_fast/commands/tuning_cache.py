@@ -29,7 +29,7 @@ from jaxrl_fast.training.callbacks import Tell, to_stderr
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that determine how much is computed at once."""
-FREE = {"placement", "devices", "pool.workers"}
+FREE = {"placement", "devices", "pool.workers", "at_once"}
 """Settings of a finding that do not change training results."""
 
 

@@ -17,7 +17,9 @@ from jaxrl_fast.training.job import Job
 
 AT_ONCE = {"cpu": 16}
 """Trials at once by platform, as measured (experiments/results/population.json); more only need more memory."""
-AT_ONCE_ELSEWHERE = 256
+AT_ONCE_ELSEWHERE = 1024
+MEASURED = (1, 4, 16, 64, 256, 1024)
+"""Trials at once that ``at_once=measure`` compares."""
 MEMORY_SHARE, WORKSPACE = 0.8, 2.0
 """Share of the free memory that members may use, and memory of a member's program as a multiple of its state."""
 SEGMENTS = range(5, 21)

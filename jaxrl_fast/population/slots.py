@@ -4,6 +4,7 @@ A member's numbers depend neither on its slot nor on the others': its state has 
 members may begin at different times, its tick. Members move between slots and the host's memory as named arrays.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -194,6 +195,31 @@ def _merge(state: TrainState, fresh: TrainState, new: jax.Array) -> TrainState:
         return jnp.where(new.reshape(new.shape + (1,) * (old.ndim - 1)), other, old) if old.ndim else old
 
     return jax.tree.map(choose, state, fresh)
+
+
+MEASURED_S = 1.0
+"""Duration of a measurement in seconds."""
+
+
+def seconds_of_member(slots: Slots, ready: CompiledSlots) -> float:
+    """Measure what a member costs in this program.
+
+    Args:
+        slots: Slots.
+        ready: Compiled programs.
+
+    Returns:
+        Seconds of a tick, divided by the number of slots.
+    """
+    state = begin(slots, ready, range(slots.number), [slots.job.algorithm.hyper] * slots.number)
+    state, _ = ready.run(state)
+    jax.block_until_ready(state)
+    began, chunks = time.perf_counter(), 0
+    while time.perf_counter() - began < MEASURED_S:
+        state, metrics = ready.run(state)
+        hosts.to_host(metrics)
+        chunks += 1
+    return (time.perf_counter() - began) / (chunks * slots.ticks_per_chunk * slots.number)
 
 
 def take(slots: Slots, state: TrainState, slot: int) -> Arrays:

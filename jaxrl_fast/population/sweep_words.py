@@ -1,0 +1,196 @@
+"""The words of the command `sweep`: its own keys, what varies, and the settings of each group of members."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jaxrl_fast.commands.run_config import Run, compose, make_algorithm
+from jaxrl_fast.core import MAX_SIZE
+from jaxrl_fast.population.asking import SamplerName
+from jaxrl_fast.population.planning import SearchOptions, check_options
+from jaxrl_fast.population.rules import Explore
+from jaxrl_fast.population.search_space import PREFIX, SearchSpace, make_space
+from jaxrl_fast.settings.schema import SWITCHES, ConfigError, Key, read_value, read_word, run_keys, written
+from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.system import CODE, names_code
+
+KEYS = {
+    "trials": Key(int | None, None, 1, "points that are tried; all of a grid, or 32", MAX_SIZE),
+    "at_once": Key(
+        int | Literal["measure"] | None,
+        None,
+        1,
+        "trials at once in a program; measure: finds the fastest here",
+        MAX_SIZE,
+    ),
+    "seeds_per_trial": Key(int, 1, 1, "learners of each trial, whose mean is its score", MAX_SIZE),
+    "sampler": Key(SamplerName, "random", text="how points are chosen: tpe is Optuna's, gp counts seconds"),
+    "halving": Key(int, 0, 0, "at each rung one of so many goes on; 0 none", MAX_SIZE),
+    "first_rung": Key(int | None, None, 1, "env steps until the first rung", MAX_SIZE),
+    "score": Key(Literal["training", "evaluation"], "training", text="returns by which trials are compared"),
+    "population.size": Key(int | None, None, 1, "members that copy each other: population-based training", MAX_SIZE),
+    "population.every": Key(int | None, None, 1, "env steps between exchanges; a twentieth of the run", MAX_SIZE),
+    "population.explore": Key(Explore, "perturb", text="how the rates of a copy change"),
+    "population.quantile": Key(float, 0.25, 0.01, "share that is replaced, and share that is copied", 0.5),
+    "population.replay": Key(bool, False, text="a copy takes over the replay buffer, too"),
+    "finalists": Key(int, 4, 1, "trials that are evaluated again at the end", 64),
+    "final_episodes": Key(int, 128, 1, "episodes of each of them", MAX_SIZE),
+    "write_tuned": Key(bool, False, text="write the best settings as a file for config=..."),
+    "launcher": Key(Literal["none", "local", "slurm"], "none", text="write a script of jobs instead of training"),
+    "jobs": Key(int, 8, 1, "jobs of that script", 10_000),
+}
+"""Keys of this command, in addition to the keys of training."""
+MEASURE = "measure"
+SWEEP_FILE = "sweep.json"
+
+HELP = """python -m jaxrl_fast.sweep KEY=VALUE ... sample.KEY=VALUES ... [key=value ...]
+  sample.algo.learning_rate=log:1e-4:1e-2     a rate, drawn on a logarithmic scale
+  sample.algo.discount=uniform:0.95:0.999     on a linear one
+  sample.algo.gae_lambda=choice:0.9,0.95      from a list; grid:0.9,0.95 tries all
+  sample.algo.hidden_sizes=choice:[64,64],[256,256]   a size: a program for each value
+  resume=FOLDER                               continue a sweep that was stopped or killed
+All members of a group train side by side in one program. Other keys of the command, then all keys of train:"""
+
+
+class Sweep(NamedTuple):
+    """A sweep that was read from a command line.
+
+    Attributes:
+        words_given: All words of the command line.
+        words: Those for training, without this command's.
+        run: Settings of a member, without those that vary.
+        options: Options of the search.
+        given: Values of all keys of this command.
+        space: Search space.
+    """
+
+    words_given: list[str]
+    words: list[str]
+    run: Run
+    options: SearchOptions
+    given: dict[str, Any]
+    space: SearchSpace
+
+
+def help_text() -> str:
+    """Return the text of ``--help``.
+
+    Returns:
+        The text.
+    """
+    return "\n".join([HELP, *(f"  {name:<20} {written(key.default):<9} {key.text}" for name, key in KEYS.items())])
+
+
+def read_sweep(words: Sequence[str]) -> Sweep:
+    """Read a command line.
+
+    Args:
+        words: Words.
+
+    Returns:
+        The sweep.
+
+    Raises:
+        ConfigError: A word is wrong, or words contradict each other.
+    """
+    given = {name: key.default for name, key in KEYS.items()}
+    texts: dict[str, str] = {}
+    others = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name.startswith(PREFIX) and equals:
+            texts[name.removeprefix(PREFIX)] = text
+        elif name in KEYS:
+            given[name] = read_value(name, read_word(word)[1], KEYS[name])
+        else:
+            others.append(word)
+    run = compose(others)
+    _check_run(run)
+    short = {name.removeprefix("population."): value for name, value in given.items()}
+    short["at_once"] = None if given["at_once"] == MEASURE else given["at_once"]
+    options = SearchOptions(**{name: short[name] for name in SearchOptions._fields})
+    space = make_space(texts, _varying(run, texts), [f"algo.{name}" for name in make_algorithm(run).hyper._fields])
+    for key, draw in space.rates.items():
+        if key in SWITCHES and draw.kind in ("choice", "grid") and 0 in draw.values and len(draw.values) > 1:
+            raise ConfigError(f"{PREFIX}{key}: 0 switches it off, which compiles another program: leave 0 out")
+    check_options(options, space, run.total_steps)
+    return Sweep(list(words), others, run, options, given, space)
+
+
+def _check_run(run: Run) -> None:
+    if run.num_seeds > 1:
+        raise ConfigError(
+            f"num_seeds={run.num_seeds}: write seeds_per_trial={run.num_seeds}; a trial's score is their mean"
+        )
+    for key, value in (("resume", run.resume), ("data", run.data), ("teacher", run.teacher)):
+        if value is not None:
+            raise ConfigError(f"{key}={value} is for train: leave it out")
+    if run.auto_width or run.auto_overlap:
+        raise ConfigError("num_envs=auto and overlap=auto are for train: write a value")
+
+
+def _varying(run: Run, texts: Mapping[str, str]) -> dict[str, Key]:
+    """Return the declarations of all settings that may vary."""
+    keys = {**algo_keys(run.algo), "num_envs": run_keys()["num_envs"]}
+    if "algo" in texts:
+        keys["algo"] = Key(str, run.algo)
+    return keys
+
+
+def run_of(sweep: Sweep, sizes: Mapping[str, Any]) -> Run:
+    """Return the settings of a group: compiled-in settings as given, rates in the middle of their range.
+
+    Args:
+        sweep: The sweep.
+        sizes: Values of the settings that are compiled in, by key.
+
+    Returns:
+        The settings.
+    """
+    words = [word for word in sweep.words if word.partition("=")[0] not in sizes]
+    middle = {key: draw.at(0.5) for key, draw in sweep.space.rates.items()}
+    return compose([*words, *(f"{key}={written(value)}" for key, value in {**sizes, **middle}.items())])
+
+
+def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Take ``resume=FOLDER`` out of the words, and read the folder's words.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        The folder or None, and the words of the sweep.
+
+    Raises:
+        ConfigError: The folder is not a sweep's, or other words are given.
+    """
+    given = [word.partition("=")[2] for word in words if word.startswith("resume=")]
+    if not given:
+        return None, list(words)
+    folder, others = Path(given[-1]), [word for word in words if not word.startswith("resume=")]
+    try:
+        stored = json.loads((folder / SWEEP_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(f"resume={folder}: it is not the folder of a sweep: write one, such as runs/latest") from None
+    code = [word for word in stored if names_own_code(word)]
+    missing = [word for word in code if word not in others]
+    if missing:
+        raise ConfigError(f"{folder} names {missing[0]}, and code that a folder names is not executed: write it again")
+    strange = [word for word in others if word not in stored]
+    if strange:
+        raise ConfigError(f"{strange[0]}: a sweep continues with the words that began it: leave it out")
+    return folder, stored
+
+
+def names_own_code(word: str) -> bool:
+    """Return whether a word of the command line names code of the user's.
+
+    Args:
+        word: Word.
+
+    Returns:
+        True for ``algo.make=...`` and the like.
+    """
+    key, _, value = word.partition("=")
+    return key in {f"algo.{name}" for name in CODE} and names_code(value)

@@ -1,0 +1,133 @@
+"""The command `sweep`: one line for a wrong word, a killed sweep that continues to the bit, groups, hosts, pages."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from many_commands import Commands
+
+import jaxrl_fast as jf
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.population.sweep_words import KEYS, help_text, read_sweep, run_of
+from jaxrl_fast.sweep import main
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "algo.rollout_length=16", "algo.policy_hidden=[8]"]
+SMALL += ["algo.value_hidden=[8]", "total_steps=1280", "finalists=2", "final_episodes=4"]
+RATE = "sample.algo.learning_rate=log:1e-4:1e-1"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ([], "nothing varies"),
+        (["sample.algo.speed=log:1:2"], "no such setting of the algorithm"),
+        (["sample.algo.discount=uniform:0.99:0.9"], "write uniform:0.9:0.99"),
+        (["sample.algo.discount=uniform:0.9:1.5"], "at most 1"),
+        (["sample.algo.num_epochs=log:1:4"], "each of its values is a group"),
+        (["sample.algo.max_kl=choice:0,0.1"], "0 switches it off"),
+        ([RATE, "population.size=8", "population.every=1e9"], "not below total_steps"),
+        ([RATE, "population.size=8", "sample.algo.num_epochs=choice:1,2"], "need equal sizes"),
+        ([RATE, "population.quantile=0.9"], "at most 0.5"),
+        ([RATE, "num_seeds=3"], "seeds_per_trial=3"),
+        ([RATE, "trials=0"], "at least 1"),
+        ([RATE, "sampler=best"], "random, tpe, gp"),
+        (["sample.algo.discount=grid:0.9,0.95,0.99", "trials=2"], "the grid has 3 points"),
+        ([RATE, "resume=nowhere"], "not the folder of a sweep"),
+        ([RATE, "speed=3"], "unknown key 'speed'"),
+    ],
+)
+def test_a_wrong_word_ends_in_one_line_and_status_2(words, expected, here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*SMALL, *words]) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1 and not (here / "runs").exists()
+
+
+def test_a_pool_that_cannot_serve_a_population_or_rungs_is_refused(here: Path, commands: Commands):
+    host = ["env=gymnasium", "env.id=CartPole-v1", "algo=ppo", "num_envs=4", "pool.workers=0", "total_steps=1280", RATE]
+    ended = [commands.run(here, "sweep", *host, word) for word in ("population.size=999", "halving=2")]
+    assert [one.status for one in ended] == [2, 2]
+    assert "write population.size=256" in ended[0].err and "leave halving out" in ended[1].err
+
+
+def test_help_names_every_key():
+    assert all(name in help_text() for name in KEYS)
+
+
+def test_a_group_has_its_sizes_and_rates_that_are_switched_on():
+    sweep = read_sweep(
+        [*SMALL, RATE, "sample.algo.policy_hidden=choice:[8],[16,16]", "sample.algo.max_kl=log:0.01:0.1"]
+    )
+    run = run_of(sweep, {"algo.policy_hidden": (16, 16)})
+    assert run.algo_options["policy_hidden"] == (16, 16) and run.algo_options["max_kl"] > 0
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "jaxrl_fast.sweep", *SMALL, *words, f"run_dir={folder}"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+
+def test_a_population_that_is_killed_in_an_exchange_continues_to_the_bit(here: Path, commands: Commands):
+    words = [RATE, "sample.algo.discount=uniform:0.9:0.99", "population.size=4", "population.every=64", "seed=3"]
+    subprocess.run(command(here / "whole", *words), env=environment(), check=True, capture_output=True, timeout=240)
+    killed = subprocess.Popen(command(here / "killed", *words), env=environment(), stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 200
+    while not list((here / "killed").glob("population/[3-9]")) and time.monotonic() < until:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (here / "killed" / "best").exists()
+    assert commands.run(here, "sweep", f"resume={here / 'killed'}", trains=True).status == 0
+    for name in ("lineage.csv", "best/policy/params.msgpack"):
+        assert (here / "killed" / name).read_bytes() == (here / "whole" / name).read_bytes(), name
+    ours, theirs = (without_seconds(here / name / "trials.csv") for name in ("killed", "whole"))
+    assert ours == theirs
+
+
+def without_seconds(path: Path) -> list[list[str]]:
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    at = rows[0].index("seconds")
+    return [row[:at] + row[at + 1 :] for row in rows]
+
+
+def test_a_search_by_halving_over_sizes_leaves_its_files_and_the_best_can_be_repeated(here: Path, commands: Commands):
+    words = [RATE, "sample.algo.policy_hidden=choice:[8],[4]", "trials=8", "halving=2", "at_once=2", "write_tuned=true"]
+    assert commands.run(here, "sweep", *SMALL, *words, "run_dir=found", trains=True).status == 0
+    found = here / "found"
+    names = {path.name for path in found.iterdir()}
+    assert {"trials.csv", "rates.png", "parallel.png", "report.html", "best", "cartpole_ppo.yaml"} <= names
+    stored = json.loads((found / "members.json").read_text())
+    assert {str(one["point"]["algo.policy_hidden"]) for one in stored["members"]} == {"[8]", "[4]"}
+    best = compose([f"config={found / 'best' / 'config.yaml'}"])
+    point = json.loads((found / "summary.json").read_text())["best_settings"]
+    assert best.algo_options["learning_rate"] == pytest.approx(point["algo.learning_rate"])
+    assert compose([f"config={found / 'cartpole_ppo.yaml'}", "env=cartpole", "algo=ppo"]).num_envs == 4
+    assert jf.load_policy(found / "best").spec.name == "CartPole-v1"
+    assert "members" in (found / "report.html").read_text()
+
+
+def test_a_search_on_the_host_takes_turns(here: Path, commands: Commands):
+    words = ["env=gymnasium", "env.id=CartPole-v1", "algo=ppo", "num_envs=2", "pool.workers=0", "total_steps=64", RATE]
+    words += ["algo.rollout_length=16", "trials=4", "at_once=2", "finalists=1", "final_episodes=2", "run_dir=host"]
+    assert commands.run(here, "sweep", *words, trains=True).status == 0
+    assert len((here / "host" / "trials.csv").read_text().splitlines()) == 1 + 4 * 2
+
+
+def test_a_script_of_jobs_names_each_seed_and_folder(here: Path):
+    assert main([*SMALL, RATE, "launcher=slurm", "jobs=3", "seed=7"]) == 0
+    script = (here / "sweep.sh").read_text()
+    assert "--array=0-2" in script and "seed=$((7 + 1000 * JOB))" in script and "launcher" not in script
