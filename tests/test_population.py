@@ -268,6 +268,14 @@ def test_a_population_copies_its_best_members_and_replaces_the_diverged(at_once)
         assert isinstance(as_rate(text), Steps) and plain(as_rate(text)).startswith("steps:0=")
 
 
+@pytest.mark.parametrize("options", [dict(trials=9, at_once=3, halving=3), dict(size=4, at_once=2, every=64)])
+def test_a_population_compiles_once(options, monkeypatch: pytest.MonkeyPatch):
+    compiled_slots, compile_once = [], places.compile_slots
+    monkeypatch.setattr(places, "compile_slots", lambda slots: compiled_slots.append(slots) or compile_once(slots))
+    search(**options)
+    assert len(compiled_slots) == 1
+
+
 def test_members_in_turns_exchange_as_members_at_once():
     whole, turns = (search(size=4, every=64, at_once=n) for n in (4, 2))
     assert [tuple(row) for row in whole.book.lineage] == [tuple(row) for row in turns.book.lineage]

@@ -15,6 +15,8 @@ import jaxrl_fast as jf
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.population.sweep_words import KEYS, help_text, read_sweep, run_of
 from jaxrl_fast.sweep import main
+from jaxrl_fast.training.run_folder import read_run
+from jaxrl_fast.views.report_page import joined_members, page_of
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "algo.rollout_length=16", "algo.policy_hidden=[8]"]
@@ -118,6 +120,14 @@ def test_a_search_by_halving_over_sizes_leaves_its_files_and_the_best_can_be_rep
     assert compose([f"config={found / 'cartpole_ppo.yaml'}", "env=cartpole", "algo=ppo"]).num_envs == 4
     assert jf.load_policy(found / "best").spec.name == "CartPole-v1"
     assert "members" in (found / "report.html").read_text()
+    views = [read_run(found), read_run(found)]
+    joined = joined_members(views)
+    assert (
+        joined is not None
+        and len(joined["members"]) == 16
+        and joined["members"][0]["score"] >= joined["members"][1]["score"]
+    )
+    assert "members" in page_of(views)
 
 
 def test_a_search_on_the_host_takes_turns(here: Path, commands: Commands):

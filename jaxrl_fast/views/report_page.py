@@ -415,15 +415,59 @@ def page_of(views: Sequence[RunView]) -> str:
     """Make the page of one run, or the comparison of several.
 
     Args:
-        views: Runs.
+        views: Runs, or populations, which are joined.
 
     Returns:
         HTML.
     """
+    joined = joined_members(views)
+    if joined is not None and len(views) > 1:
+        return page_of_joined(views, joined)
     runs = [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)]
     details, differing = (describe_details(views[0]), []) if len(views) == 1 else (None, differing_settings(views))
     content = dict(written_at=time.time(), runs=runs, details=details, differing=differing)
     return assembled("report.html", content=content)
+
+
+def page_of_joined(views: Sequence[RunView], joined: dict[str, Any]) -> str:
+    """Make the page of several populations over the same settings.
+
+    Args:
+        views: Folders of populations.
+        joined: Result of `joined_members`.
+
+    Returns:
+        HTML.
+    """
+    first = describe_run(views[0], ", ".join(short_names(views)))
+    details = {**describe_details(views[0]), "members": joined, "commands": [], "lines": [], "settings": []}
+    return assembled("report.html", content=dict(written_at=time.time(), runs=[first], details=details, differing=[]))
+
+
+def joined_members(views: Sequence[RunView]) -> dict[str, Any] | None:
+    """Join the members of several populations over the same settings, the best first.
+
+    Args:
+        views: Folders of populations.
+
+    Returns:
+        Content as of one ``members.json``, or None if a folder is a run's or the settings differ.
+    """
+    found = [read_members(view.path) for view in views]
+    known = [one for one in found if one is not None]
+    if len(known) < len(views) or any(one["settings"] != known[0]["settings"] for one in known):
+        return None
+    members, lineage = [], []
+    for job, one in enumerate(known):
+        first = job * 10_000
+        members += [{**m, "number": m["number"] + first, "parent": _later(m["parent"], first)} for m in one["members"]]
+        lineage += [[s, number + first, _later(parent, first), point] for s, number, parent, point in one["lineage"]]
+    members.sort(key=lambda m: (-m["env_steps"], m["score"] is None, -(m["score"] or 0.0)))
+    return {**known[0], "members": members, "lineage": lineage}
+
+
+def _later(number: int | None, first: int) -> int | None:
+    return None if number is None else number + first
 
 
 def write_report(folder: Path) -> None:

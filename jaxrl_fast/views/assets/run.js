@@ -50,6 +50,7 @@ async function showDetails() {
 async function showMembers() {
   const data = await ask("/api/members", { run: name }).catch(() => null);
   byId("members").hidden = !data?.members;
+  byId("curve").hidden = Boolean(data?.members);
   if (data?.members) members.show(byId("members"), data);
 }
 
@@ -76,5 +77,5 @@ document.title = name;
 byId("name").textContent = name;
 byId("of").onchange = showCurve;
 byId("by").onchange = () => { charts.forgetZoom(); draw(); };
-charts.dark.addEventListener("change", draw);
+charts.dark.addEventListener("change", () => { draw(); showMembers(); });
 follow(`?${new URLSearchParams({ run: name })}`, update);
