@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxrl_fast.commands import cli
 from jaxrl_fast.settings.schema import ConfigError, Key
 from jaxrl_fast.training.run_folder import is_run, read_run
-from jaxrl_fast.views.report_page import REPORT_FILE, page_of, write_report
+from jaxrl_fast.views.report_page import REPORT_FILE, joined_members, page_of, page_of_joined, write_report
 
 FIGURES = (".pdf", ".svg", ".png")
 
@@ -54,7 +54,9 @@ def write(folders: Sequence[Path], path: Path) -> None:
     elif len(folders) == 1 and path == folders[0] / REPORT_FILE:
         write_report(folders[0])
     else:
-        path.write_text(page_of([read_run(folder) for folder in folders]), "utf-8")
+        views = [read_run(folder) for folder in folders]
+        joined = joined_members(views)
+        path.write_text(page_of(views) if joined is None else page_of_joined(views, joined), "utf-8")
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:

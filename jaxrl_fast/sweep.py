@@ -151,7 +151,9 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
         print_needs(sweep, plan, needs)
         write_facts(run, chosen, folder)
     steps = plan.trials * each * plan.segments * plan.segment_ticks * one.plan.steps_per_tick
-    facts = {"env": run.env, "algo": run.algo, "total_steps": steps}
+    best = command_line([f"config={folder / BEST}/config.yaml"])
+    rows = [["train the best alone", best], ["continue", command_line([f"resume={folder}"], "sweep")]]
+    facts = {"env": run.env, "algo": run.algo, "total_steps": steps, "commands": rows}
     result = run_population(
         plan,
         lambda sizes: jobs(width * each, sizes),
@@ -202,7 +204,7 @@ def key_of(run: Run) -> tuning_cache.FindingKey:
     """Return the key of a measurement of members.
 
     Args:
-        run: Settings of a member, without those of this machine.
+        run: Settings of a member before its placement is chosen.
 
     Returns:
         The key.

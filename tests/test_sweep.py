@@ -16,7 +16,7 @@ from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.population.sweep_words import KEYS, help_text, read_sweep, run_of
 from jaxrl_fast.sweep import main
 from jaxrl_fast.training.run_folder import read_run
-from jaxrl_fast.views.report_page import joined_members, page_of
+from jaxrl_fast.views.report_page import joined_members, page_of_joined
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "algo.rollout_length=16", "algo.policy_hidden=[8]"]
@@ -127,7 +127,7 @@ def test_a_search_by_halving_over_sizes_leaves_its_files_and_the_best_can_be_rep
         and len(joined["members"]) == 16
         and joined["members"][0]["score"] >= joined["members"][1]["score"]
     )
-    assert "members" in page_of(views)
+    assert "members" in page_of_joined(views, joined)
 
 
 def test_a_search_on_the_host_takes_turns(here: Path, commands: Commands):

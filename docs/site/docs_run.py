@@ -29,6 +29,7 @@ NOT_RUN = {
     r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a development command, run in full",
     r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
     r"autotune env=|num_envs=auto": "needs an idle machine for minutes",
+    r"runs/latest/best": "reads what a population has written; tests/test_sweep.py makes one",
     r"http\.server": "does not end; docs/site/docs_other.py runs it",
     r"env\.make=pendulums\.make": "needs PyTorch; tests/test_mjcf.py runs it where it is installed",
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",

@@ -146,7 +146,7 @@ def halving(seed: int) -> None:
 
 
 def row_of(summary: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Pick what is stored of a search."""
+    """Pick the entries of a search that are stored."""
     names = ("env_steps", "eval_return_mean", "eval_return_std", "eval_episodes", "best_settings", "trials")
     return {**{name: summary.get(name) for name in names}, "seconds": seconds}
 

@@ -134,6 +134,7 @@ CURVE_POINTS = 1_001
 """Values that a run takes of a function of progress."""
 STEPS, FILE = "steps", "file"
 """Kinds of schedules in texts: ``steps:0=3e-4,0.5=1e-4``, and ``file:`` with the path of a table of such times."""
+A_TABLE = "the path of a table with the head progress,value and lines such as 0,3e-4 and 0.5,1e-4"
 A_RATE = f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join((*SCHEDULES, FILE))})"
 
 

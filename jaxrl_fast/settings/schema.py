@@ -20,7 +20,7 @@ from jaxrl_fast.core import MAX_SIZE, Log, Number, as_number, as_whole
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
-from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, numbers_of, one_of
+from jaxrl_fast.numerics.optimizers import A_RATE, A_TABLE, FILE, Schedule, as_rate, numbers_of, one_of
 from jaxrl_fast.system import CODE, names_code
 
 if TYPE_CHECKING:
@@ -358,7 +358,8 @@ def read_value(name: str, value: Any, key: Key) -> Any:
     try:
         result = _convert(value, key.type)
     except (TypeError, ValueError, KeyError, OverflowError):
-        raise ConfigError(f"{name}={written(value)}: write {describe_type(key.type)}") from None
+        wanted = A_TABLE if str(value).startswith(f"{FILE}:") else describe_type(key.type)
+        raise ConfigError(f"{name}={written(value)}: write {wanted}") from None
     numbers = result if isinstance(result, tuple) and not isinstance(result, Schedule) else numbers_of(result)
     numbers = tuple(n for n in numbers if isinstance(n, int | float))
     if not key.range().holds(*numbers):

@@ -382,14 +382,7 @@ def command_lines(view: RunView) -> list[list[str]]:
     if not (view.path / "config.yaml").is_file():
         return []
     folder, own = str(view.path), named_again(view.settings)
-    if read_members(view.path) is not None:
-        best = f"config={folder}/best/config.yaml"
-        rows: list[tuple[str, ...]] = [
-            ("train the best alone", "train", best),
-            ("continue", "sweep", f"resume={folder}"),
-        ]
-        return [[what, command_line(words, command)] for what, command, *words in rows]
-    rows = [("repeat", "train", f"config={folder}/config.yaml")]
+    rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
     rows += [("resume", "train", f"resume={folder}", *own)] if (view.path / "checkpoints").is_dir() else []
     if (view.path / "policy").is_dir():
         rows += [("evaluate", "evaluate", folder, *own, "episodes=100"), ("export", "export", folder, *own)]
@@ -415,14 +408,11 @@ def page_of(views: Sequence[RunView]) -> str:
     """Make the page of one run, or the comparison of several.
 
     Args:
-        views: Runs, or populations, which are joined.
+        views: Runs.
 
     Returns:
         HTML.
     """
-    joined = joined_members(views)
-    if joined is not None and len(views) > 1:
-        return page_of_joined(views, joined)
     runs = [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)]
     details, differing = (describe_details(views[0]), []) if len(views) == 1 else (None, differing_settings(views))
     content = dict(written_at=time.time(), runs=runs, details=details, differing=differing)

@@ -201,7 +201,7 @@ function showRows(id, rows, heads, folded) {
 }
 
 function showCommands() {
-  const place = find("commands"), rows = details ? details.commands : [];
+  const place = find("commands"), rows = details ? details.members?.commands || details.commands : [];
   place.hidden = !rows.length;
   for (const [purpose, text] of rows) {
     const line = add(place, "div", null, { className: "command" });
