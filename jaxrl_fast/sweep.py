@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from jaxrl_fast.commands.run_config import Run, compose, env_name, job_options, 
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.numerics.optimizers import plain
-from jaxrl_fast.population.driver import SearchPlan
 from jaxrl_fast.population.launching import write_jobs
+from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.planning import (
     MEASURED,
     Needs,
@@ -34,6 +34,7 @@ from jaxrl_fast.population.record import BEST, members
 from jaxrl_fast.population.search_space import describe_point
 from jaxrl_fast.population.slots import compile_slots, make_slots, member_bytes, seconds_of_member
 from jaxrl_fast.population.sweep_words import MEASURE, SWEEP_FILE, Sweep, help_text, read_sweep, run_of, take_resume
+from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 from jaxrl_fast.settings.schema import command_line, written
@@ -129,44 +130,78 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     Returns:
         Exit code.
     """
-    options, space = sweep.options, sweep.space
-    trials, each = number_of_trials(options, space), options.seeds_per_trial
-    first = {key: draw.values[0] for key, draw in space.sizes.items()}
-    one = jobs(1, first)
-    devices = len({device for group in one.placement.groups for device in group.devices})
-    of_machine: dict[str, Any] = {"devices": devices, "platform": jax.default_backend(), "measured": None}
-    fitting = at_once_of(options._replace(at_once=trials), trials, member_bytes(one)[0], free_bytes(), **of_machine)
-    asked = sweep.given["at_once"] == MEASURE
-    of_machine["measured"] = measure_at_once(sweep, jobs, first, fitting) if asked else measured_at_once(sweep.run)
-    width = at_once_of(options, trials, member_bytes(one)[0], free_bytes(), **of_machine)
-    if isinstance(one.env, HostEnv) and options.size is not None:
-        width = trials
-    plan, needs = make_plan(options, space, one, at_once=width, seed=run.seed, total_steps=run.total_steps)
-    named = dataclasses.replace(run, name=run.name or ("sweep" if options.size is None else "population"))
-    named = dataclasses.replace(named, run_dir=str(resume) if resume else run.run_dir)
-    with folder_of(named, resume) as path:
-        folder = Path(path)
-        replace_file(folder / SWEEP_FILE, json.dumps(sweep.words_given) + "\n")
+    one = jobs(1, {key: draw.values[0] for key, draw in sweep.space.sizes.items()})
+    width = stored_width(resume) or choose_width(sweep, jobs, one)
+    plan, needs = make_plan(sweep.options, sweep.space, one, at_once=width, seed=run.seed, total_steps=run.total_steps)
+    kind = "sweep" if sweep.options.size is None else "population"
+    named = dataclasses.replace(run, name=run.name or kind, run_dir=str(resume) if resume else run.run_dir)
+    with ExitStack() as stack:
+        folder = Path(hosts.decide(lambda: stack.enter_context(folder_of(named, resume))))
+    if hosts.is_first():
+        stored = {"words": sweep.words_given, "at_once": width}
+        replace_file(folder / SWEEP_FILE, json.dumps(stored) + "\n")
         print_opening(run, chosen, folder)
         print_needs(sweep, plan, needs)
         write_facts(run, chosen, folder)
+    each = sweep.options.seeds_per_trial
     steps = plan.trials * each * plan.segments * plan.segment_ticks * one.plan.steps_per_tick
     best = command_line([f"config={folder / BEST}/config.yaml"])
     rows = [["train the best alone", best], ["continue", command_line([f"resume={folder}"], "sweep")]]
-    facts = {"env": run.env, "algo": run.algo, "total_steps": steps, "commands": rows}
+    facts = {"env": run.env, "algo": run.algo, "total_steps": steps, "commands": rows, "eval.every": 0, "kind": kind}
+    stop.training = True
     result = run_population(
         plan,
         lambda sizes: jobs(width * each, sizes),
-        Files(folder, {}, {**facts, "eval.every": 0, "kind": named.name}),
+        Files(folder, {}, facts),
         should_stop=stop,
-        tell=print,
+        tell=print if hosts.is_first() else lambda line: None,
         finalists=sweep.given["finalists"],
         final_episodes=sweep.given["final_episodes"],
         resume=resume,
     )
-    write_summary(folder, {**best_summary(result), "stopped_by": stop.number})
-    conclude_sweep(sweep, result, folder)
+    if hosts.is_first():
+        write_summary(folder, {**best_summary(result), "stopped_by": stop.number})
+        conclude_sweep(sweep, result, folder)
+    cluster.finish()
     return 128 + stop.number if stop.number else 0
+
+
+def stored_width(resume: Path | None) -> int | None:
+    """Return how many trials at once a sweep had that is continued; its stored state has as many.
+
+    Args:
+        resume: Folder to continue, or None.
+
+    Returns:
+        The number, or None for a new sweep.
+    """
+    return None if resume is None else json.loads((resume / SWEEP_FILE).read_text("utf-8"))["at_once"]
+
+
+def choose_width(sweep: Sweep, jobs: Jobs, one: Job) -> int:
+    """Choose how many trials train at once.
+
+    Args:
+        sweep: The sweep.
+        jobs: Makes the jobs of groups.
+        one: Job of one learner.
+
+    Returns:
+        The number.
+    """
+    options, trials = sweep.options, number_of_trials(sweep.options, sweep.space)
+    if isinstance(one.env, HostEnv) and options.size is not None:
+        return trials
+    devices = len({device for group in one.placement.groups for device in group.devices})
+    of_machine: dict[str, Any] = {"devices": devices, "platform": jax.default_backend(), "measured": None}
+    member, free = member_bytes(one)[0], free_bytes()
+    if sweep.given["at_once"] == MEASURE:
+        fitting = at_once_of(options._replace(at_once=trials), trials, member, free, **of_machine)
+        sizes = {key: draw.values[0] for key, draw in sweep.space.sizes.items()}
+        of_machine["measured"] = measure_at_once(sweep, jobs, sizes, fitting)
+    else:
+        of_machine["measured"] = measured_at_once(sweep.run)
+    return at_once_of(options, trials, member, free, **of_machine)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """One process of a distributed run, started by a user: ``distributed_program.py ADDRESS PROCESS_ID FOLDER JOB ...``."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,23 @@ def train(name: str, folder: Path, **arguments: Any) -> jf.Result:
     )
 
 
+def population(folder: Path | None, **options: Any) -> list[Any]:
+    """Train members that are divided over both processes; return their lineage, scores and status."""
+    env, algorithm, _ = jobs()["ppo_with_server"]
+    rates = {"learning_rate": "log:1e-4:1e-1"}
+    told = dict(placement="data_parallel", devices=2, finalists=1, final_episodes=4, tell=lambda line: None)
+    result = jf.train_population(env, algorithm, rates=rates, total_steps=160, run_dir=folder, **told, **options)
+    trials = [[t.number, t.status, t.scores, t.parent] for t in result.book.trials.values()]
+    return [trials, [list(row) for row in result.book.lineage]]
+
+
+POPULATIONS: dict[str, dict[str, Any]] = {
+    "pbt": dict(size=4, every=32),
+    "halving": dict(trials=4, at_once=2, halving=2, score="evaluation"),
+    "turns": dict(size=4, at_once=2, every=32),
+}
+
+
 def refused(**arguments: Any) -> str:
     """Collect the error messages for arguments that several processes cannot share."""
     try:
@@ -83,7 +101,10 @@ def main(address: str, process_id: int, folder: Path, *names: str) -> None:
     print(refused(seed=process_id))
     print(refused(placement="fused"))
     print(refused(debug=True))
-    for name in names:
+    for name in [name for name in names if name in POPULATIONS]:
+        found = population(folder / name, **POPULATIONS[name])
+        (folder / f"{name}-{process_id}.json").write_text(json.dumps(found))
+    for name in [name for name in names if name not in POPULATIONS]:
         result = train(name, folder, on_metrics=lambda row: print(row["kind"]))
         print(name, result.summary["eval_return_mean"], len(result.history), flush=True)
 

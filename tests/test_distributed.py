@@ -1,5 +1,6 @@
 """One run over several real processes on loopback: the numbers of one process, one end for all, and no hang."""
 
+import json
 import os
 import re
 import shutil
@@ -103,6 +104,7 @@ def programs(tmp_path_factory, request) -> tuple[Path, list[str]]:
     here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     selected = {item.callspec.params.get("name") for item in here}  # other files also have a parameter "name"
     names = [name for name in distributed_program.jobs() if name in {*selected, "ppo_with_server"}]
+    names += [name for name in distributed_program.POPULATIONS if name in selected]
     address = f"127.0.0.1:{free_port()}"
     script = str(ROOT / "tests" / "distributed_program.py")
     ended = end_all([spawn(folder, script, address, str(i), str(folder), *names) for i in (0, 1)])
@@ -123,6 +125,15 @@ def test_two_processes_compute_what_one_does_with_as_many_devices(programs, name
     assert evaluations[0] == evaluations[1] and len(evaluations[0]) >= 2 * 4
     said = f"{name} {result.summary['eval_return_mean']} {len(result.history)}"
     assert all(said in out for out in programs[1])
+
+
+@pytest.mark.parametrize("name", distributed_program.POPULATIONS)
+def test_members_divided_over_two_processes_compute_what_they_do_in_one(programs, name, tmp_path):
+    ours = distributed_program.population(tmp_path / name, **distributed_program.POPULATIONS[name])
+    for process in (0, 1):
+        assert json.loads((programs[0] / f"{name}-{process}.json").read_text()) == json.loads(json.dumps(ours))
+    written = [folder / name / "trials.csv" for folder in (programs[0], tmp_path)]
+    assert all(path.exists() for path in written)
 
 
 def test_one_process_goes_on_from_what_two_have_saved(programs, tmp_path):

@@ -244,6 +244,23 @@ def test_halving_trains_few_to_the_end_and_each_as_without_it():
     assert whole.book.trials[finished[0]].shares == result.book.trials[finished[0]].shares
 
 
+@pytest.mark.parametrize("trials, keep", [(2, 2), (3, 4), (5, 2), (9, 3), (12, 4)])
+def test_somebody_reaches_the_end_of_every_halving(trials, keep):
+    book = Book(SPACE, 8, 32, Halving(keep, (1, 2, 4, 8)))
+    for number in range(trials):
+        book.start(random_shares(SPACE, 0, number), [number])
+    rng = np.random.default_rng(0)
+    while training := [n for n, t in book.trials.items() if t.status == "training"]:
+        for number in training[:3]:
+            book.trials[number].add([float(rng.random())], 1.0)
+            book.settle(number)
+        for number in book.next_waiting(all_started=True):
+            book.go_on(number)
+    lengths = [t.segments for t in book.trials.values()]
+    assert max(lengths) == 8 and {"finished"} <= {t.status for t in book.trials.values()}
+    assert sum(n >= 2 for n in lengths) <= max(1, -(-trials // keep) + 1)
+
+
 def test_a_member_that_diverges_scores_lowest_and_the_others_go_on():
     rates = {"learning_rate": "choice:1e-3,1e30"}
     result = search(trials=8, rates=rates)
@@ -266,6 +283,23 @@ def test_a_population_copies_its_best_members_and_replaces_the_diverged(at_once)
     for rows in schedules_of(book, result.best).values():
         text = "steps:" + ",".join(f"{share:.6g}={value:.6g}" for share, value in rows)
         assert isinstance(as_rate(text), Steps) and plain(as_rate(text)).startswith("steps:0=")
+
+
+STOPPED = [dict(trials=6, at_once=2, halving=2), dict(size=4, at_once=2, every=64), dict(trials=4, at_once=2)]
+
+
+@pytest.mark.parametrize("options", STOPPED)
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_a_population_that_is_stopped_continues_to_the_bit(options, chunks, tmp_path):
+    calls: list[int] = []
+    whole = search(None, **options)
+    stopped = search(tmp_path, should_stop=lambda: calls.append(0) or len(calls) > chunks, **options)
+    assert not stopped.complete and stopped.policy is None
+    again = search(tmp_path, resume=tmp_path, **options)
+    assert scores_by_trial(again) == scores_by_trial(whole) and again.best == whole.best
+    assert [tuple(row) for row in again.book.lineage] == [tuple(row) for row in whole.book.lineage]
+    for ours, theirs in zip(jax.tree.leaves(again.policy.params), jax.tree.leaves(whole.policy.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("options", [dict(trials=9, at_once=3, halving=3), dict(size=4, at_once=2, every=64)])

@@ -151,7 +151,7 @@ def row_of(summary: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {**{name: summary.get(name) for name in names}, "seconds": seconds}
 
 
-PBT = ["env=space_invaders", "algo=ppo", "tuned=false", "total_steps=2_000_000"]
+PBT = ["env=breakout", "algo=ppo", "tuned=false", "total_steps=2_000_000"]
 PBT += ["sample.algo.learning_rate=log:1e-5:1e-2", "sample.algo.entropy_coef=log:1e-4:1e-1"]
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,9 +12,10 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy, PolicyParams
 from jaxrl_fast.population import slots as places
-from jaxrl_fast.population.rules import Copy, Exchange, Halving, exchange
-from jaxrl_fast.population.search_space import Ask, SearchSpace, Shares, value_of
-from jaxrl_fast.population.slots import Arrays, CompiledSlots, Slots
+from jaxrl_fast.population.member_groups import MemberGroup, Partial, SearchPlan, scores_of
+from jaxrl_fast.population.rules import Copy, exchange
+from jaxrl_fast.population.search_space import Shares, value_of
+from jaxrl_fast.population.slots import Arrays
 from jaxrl_fast.population.trials import Book, Trial
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
@@ -26,42 +27,8 @@ from jaxrl_fast.training.checkpoints import BESIDE
 from jaxrl_fast.training.episodes import make_periodic_evaluation
 from jaxrl_fast.training.job import Job
 
-SCORED_EPISODES = 100
-"""A training score is the mean return of the last so many episodes, or of fewer if fewer ended in the segment."""
 KEPT_POLICIES = 8
 """Most trials whose last policy is retained for the final evaluation."""
-
-
-class SearchPlan(NamedTuple):
-    """What a population does.
-
-    Attributes:
-        space: Search space.
-        trials: Number of trials, or members of a population.
-        at_once: Trials that train at once in a program.
-        seeds: Seed of each learner of a trial, by number of the trial.
-        segment_ticks: Ticks of a segment.
-        segments: Segments of a whole run.
-        halving: Rule by which trials stop early, or None.
-        exchange: Rule by which members are copied, or None.
-        copy_replay: Whether a copy takes over the replay buffer, too.
-        score: Whether members are compared by returns of training or by evaluations after each segment.
-        seed: Seed of the search.
-        ask: Chooses the point of a new trial.
-    """
-
-    space: SearchSpace
-    trials: int
-    at_once: int
-    seeds: Callable[[int], list[int]]
-    segment_ticks: int
-    segments: int
-    halving: Halving | None
-    exchange: Exchange | None
-    copy_replay: bool
-    score: Literal["training", "evaluation"]
-    seed: int
-    ask: Ask
 
 
 class Hooks(NamedTuple):
@@ -92,38 +59,6 @@ class Resume(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
 
-class MemberGroup:
-    """The members that share a program: the program, who sits in its slots, and their state.
-
-    Attributes:
-        sizes: Values of the settings that are compiled in, by key.
-        slots: The slots.
-        ready: The compiled programs.
-        seats: Trial in each place of ``at_once``, or None.
-        state: State of all slots, or None before the first trial.
-        evaluation: Evaluation of the members' policies.
-    """
-
-    def __init__(self, sizes: dict[str, Any], job: Job, plan: SearchPlan) -> None:
-        self.sizes, self.plan, self.job = sizes, plan, job
-        self.slots: Slots = places.make_slots(job, plan.segment_ticks, own_ticks=plan.halving is not None)
-        self.seats: list[int | None] = [None] * plan.at_once
-        self.state: TrainState | None = None
-        self.evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, job.options.eval)
-        self._ready: CompiledSlots | None = None
-
-    @property
-    def ready(self) -> CompiledSlots:
-        """The compiled programs, compiled at first use."""
-        self._ready = self._ready or places.compile_slots(self.slots)
-        return self._ready
-
-    def slots_of(self, seat: int) -> range:
-        """Return the slots of a seat: one for each learner of its trial."""
-        each = self.slots.number // len(self.seats)
-        return range(seat * each, (seat + 1) * each)
-
-
 class Driver:
     """Trains a population.
 
@@ -141,10 +76,10 @@ class Driver:
         self.stored: dict[int, list[Arrays]] = {}
         self.pending: list[Shares] = []
         self.asked = 0
-        self.policies: dict[int, PolicyParams] = {}
+        self.policies: dict[int, Any] = {}
         self.done, self.generation, self.wall_before_s, self.start_s = 0, 0, 0.0, time.perf_counter()
         self.compile_s = 0.0
-        self._restored: Mapping[str, np.ndarray] = {}
+        self.partial = Partial()
 
     def wall_s(self) -> float:
         """Return the seconds so far, those before a resume included."""
@@ -157,11 +92,10 @@ class Driver:
                 self._fill(group)
             else:
                 self._seat_members(group)
-            begin = time.perf_counter()
-            metrics = self._run_segment(group)
-            if metrics is None:
+            if not self._run_segment(group):
+                self._save(group)
                 return False
-            self._record(group, metrics, time.perf_counter() - begin)
+            self._record(group)
             if self.plan.exchange is None:
                 self._settle(group)
             else:
@@ -198,13 +132,16 @@ class Driver:
         if self.current is not None and self.current.sizes != sizes:
             self._put_away(self.current, range(len(self.current.seats)))
             self.current.state, self.current.seats = None, [None] * len(self.current.seats)
-        if name not in self.groups:
-            begin = time.perf_counter()
-            self.groups[name] = MemberGroup(sizes, self.make_job(sizes), self.plan)
-            self.groups[name].ready  # noqa: B018
-            self.compile_s += time.perf_counter() - begin
-        self.current = self.groups[name]
+        self.current = self.groups.get(name) or self._make_group(sizes)
         return self.current
+
+    def _make_group(self, sizes: dict[str, Any]) -> MemberGroup:
+        """Build and compile the program of a group."""
+        begin = time.perf_counter()
+        group = self.groups[str(sizes)] = MemberGroup(sizes, self.make_job(sizes), self.plan)
+        group.ready = places.compile_slots(group.slots)
+        self.compile_s += time.perf_counter() - begin
+        return group
 
     def _sizes(self, shares: Shares) -> dict[str, Any]:
         return {k: v for k, v in value_of(self.plan.space, shares).items() if k in self.plan.space.sizes}
@@ -317,30 +254,34 @@ class Driver:
 
     # a segment
 
-    def _run_segment(self, group: MemberGroup) -> list[dict[str, np.ndarray]] | None:
-        """Train all seats for a segment; None if the run shall stop, which forgets what was trained of it."""
-        rows = []
+    def _run_segment(self, group: MemberGroup) -> bool:
+        """Train all seats until the end of the segment; return False if the run shall stop before."""
         assert group.state is not None
+        begin, going_on = time.perf_counter(), True
         with reraise_callback_error(group.job.failures):
-            for _ in range(self.plan.segment_ticks // group.slots.ticks_per_chunk):
-                if hosts.any_process(self.hooks.should_stop()):
-                    return None
-                group.state, metrics = group.ready.run(group.state)
-                rows.append(hosts.to_host(metrics))
+            while self.partial.ticks < self.plan.segment_ticks and going_on:
+                going_on = not hosts.any_process(self.hooks.should_stop())
+                if going_on:
+                    group.state, metrics = group.ready.run(group.state)
+                    self.partial.add(hosts.to_host(metrics))
                 if isinstance(group.job.env, HostEnv):
                     for line in group.job.env.events():
                         self.hooks.tell(line)
-        return rows
+        self.partial.seconds += float(hosts.from_first(np.float32(time.perf_counter() - begin)))
+        return going_on
 
-    def _record(self, group: MemberGroup, rows: list[dict[str, np.ndarray]], seconds: float) -> None:
-        training = self._training(group)
+    def _record(self, group: MemberGroup) -> None:
+        training, (metrics, seconds) = self._training(group), self.partial.take()
         each, active = group.slots.number // len(group.seats), sum(number is not None for number in training)
         (sampling,) = tagged(group.job.graph, SAMPLING)
-        scores = scores_of(rows, sampling)
+        scores = scores_of(metrics, sampling)
         if self.plan.score == "evaluation":
             assert group.state is not None
-            totals: EpisodeTotals = group.evaluation.evaluate(group.evaluation.copy_params(group.state), False)
-            means = np.asarray(totals.returns).mean(axis=1)
+            params, means = group.evaluation.copy_params(group.state), np.zeros(group.slots.number, np.float32)
+            if hosts.is_first():
+                totals: EpisodeTotals = group.evaluation.evaluate(params, False)
+                means = np.asarray(totals.returns, np.float32).mean(axis=1)
+            means = hosts.from_first(means)
             scores = [one if one == -np.inf else float(mean) for one, mean in zip(scores, means, strict=True)]
         for seat, number in enumerate(training):
             if number is not None:
@@ -483,14 +424,16 @@ class Driver:
         progress = {
             **dict(book=self.book.as_json(), asked=self.asked, pending=self.pending, done=self.done),
             **dict(generation=self.generation, wall_s=self.wall_s(), compile_s=self.compile_s),
-            **dict(seats=group.seats, sizes=group.sizes, stored=list(self.stored), policies=list(self.policies)),
+            **dict(seats=group.seats, stored=list(self.stored), policies=list(self.policies)),
+            **dict(partial_s=self.partial.seconds, partial=sorted(self.partial.metrics)),
         }
-        beside: Arrays = {}
+        beside: Arrays = {f"{BESIDE}partial/{name}": values for name, values in self.partial.metrics.items()}
         for number, learners in self.stored.items():
             for i, arrays in enumerate(learners):
                 beside |= {f"{BESIDE}stored/{number}/{i}/{name}": array for name, array in arrays.items()}
-        for number, params in self.policies.items():
-            beside |= {f"{BESIDE}policy/{number}/{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
+        for number in self.policies:
+            leaves = jax.tree.leaves(self.policies[number])
+            beside |= {f"{BESIDE}policy/{number}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
         self.hooks.save(self.done, group.job, group.state, progress, beside)
 
     def go_on_from(self, resume: Resume) -> None:
@@ -499,7 +442,8 @@ class Driver:
         self.book.go_on_from(progress["book"])
         self.asked, self.pending, self.done = progress["asked"], progress["pending"], progress["done"]
         self.generation, self.wall_before_s = progress["generation"], progress["wall_s"]
-        group = self._enter(progress["sizes"])
+        sitting = [number for number in progress["seats"] if number is not None]
+        group = self._enter(self._sizes(self.book.trials[sitting[0]].shares))
         group.seats = progress["seats"]
         template = self._fresh_template(group)
         names = places.named(template)
@@ -509,11 +453,11 @@ class Driver:
         for number in progress["stored"]:
             learners = range(len(self.book.trials[number].seeds))
             self.stored[number] = [_below(resume.arrays, f"{BESIDE}stored/{number}/{i}/") for i in learners]
-        example = group.evaluation.copy_params(group.state)
-        structure, count = jax.tree.structure(example), len(jax.tree.leaves(example))
         for number in progress["policies"]:
-            leaves = [resume.arrays[f"{BESIDE}policy/{number}/{i}"] for i in range(count)]
-            self.policies[number] = jax.tree.unflatten(structure, leaves)
+            arrays = _below(resume.arrays, f"{BESIDE}policy/{number}/")
+            self.policies[number] = [arrays[str(i)] for i in range(len(arrays))]
+        metrics = {name: resume.arrays[f"{BESIDE}partial/{name}"] for name in progress["partial"]}
+        self.partial.metrics, self.partial.seconds = metrics, progress["partial_s"]
 
     def _fresh_template(self, group: MemberGroup) -> TrainState:
         if all(number is None for number in group.seats):
@@ -524,7 +468,7 @@ class Driver:
     # the end
 
     def evaluate_best(self, most: int, episodes: int) -> dict[int, np.ndarray]:
-        """Evaluate the best policies from initial states that no score used.
+        """Evaluate the best policies from initial states that no score used. Process 0 alone evaluates.
 
         Args:
             most: Number of trials to evaluate.
@@ -536,18 +480,29 @@ class Driver:
         chosen = [n for n in self.book.ranking() if n in self.policies][:most]
         found = {}
         for number in chosen:
-            group = self.groups[str(self._sizes(self.book.trials[number].shares))]
-            job, count = group.job, len(self.book.trials[number].seeds)
+            job, count = self._group_of(number).job, len(self.book.trials[number].seeds)
             options = EvalOptions(episodes=episodes, sample=job.options.eval.sample)
             played = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys[:count], options)
-            found[number] = np.asarray(played.evaluate(self.policies[number], True).returns)
+            found[number] = np.asarray(played.evaluate(self._params_of(number), True).returns)
             played.close()
         return found
 
     def policy(self, number: int, learner: int) -> Policy:
         """Return the last policy of a learner of a trial."""
-        group = self.groups[str(self._sizes(self.book.trials[number].shares))]
-        return group.evaluation.policy_of(self.policies[number], learner)
+        return self._group_of(number).evaluation.policy_of(self._params_of(number), learner)
+
+    def _group_of(self, number: int) -> MemberGroup:
+        sizes = self._sizes(self.book.trials[number].shares)
+        return self.groups.get(str(sizes)) or self._make_group(sizes)
+
+    def _params_of(self, number: int) -> PolicyParams:
+        """Return the parameters of a trial's policies; those from a checkpoint are a list of arrays."""
+        params = self.policies[number]
+        if isinstance(params, list):
+            group = self._group_of(number)
+            state = self._fresh_template(group) if group.state is None else group.state
+            params = jax.tree.unflatten(jax.tree.structure(group.evaluation.copy_params(state)), params)
+        return params
 
     def close(self) -> None:
         """Close the environments of all groups on the host."""
@@ -561,27 +516,3 @@ def _pairs(copies: Sequence[Copy]) -> tuple[list[int], list[int]]:
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def scores_of(rows: Sequence[Mapping[str, np.ndarray]], sampling: str) -> list[float | None]:
-    """Compute the training score of each slot.
-
-    Args:
-        rows: Metrics ``[S, ticks]`` of each chunk of a segment.
-        sampling: Name of the sampling fragment.
-
-    Returns:
-        Mean return of the last `SCORED_EPISODES` episodes, rounded up to whole ticks; None without an episode, -inf
-        if the learner or its environment computed a NaN or an infinity.
-    """
-    whole = {name: np.concatenate([row[name] for row in rows], axis=1) for name in rows[0]}
-    bad = ~np.all([np.isfinite(values).all(axis=1) for values in whole.values()], axis=0)
-    bad |= (whole[f"{sampling}/nonfinite_step"] >= 0).any(axis=1)
-    episodes = np.cumsum(whole[f"{sampling}/episodes"][:, ::-1], axis=1)
-    returns = np.cumsum(whole[f"{sampling}/episode_return_sum"][:, ::-1], axis=1)
-    found: list[float | None] = []
-    for slot in range(len(bad)):
-        at = min(int(np.searchsorted(episodes[slot], SCORED_EPISODES)), episodes.shape[1] - 1)
-        count = episodes[slot, at]
-        found.append(-np.inf if bad[slot] else float(returns[slot, at] / count) if count else None)
-    return found

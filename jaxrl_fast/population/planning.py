@@ -7,7 +7,7 @@ import jax
 
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.population.asking import SamplerName, make_sampler
-from jaxrl_fast.population.driver import SearchPlan
+from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.rules import Exchange, Explore, Halving, rungs_of
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, grid_size
 from jaxrl_fast.population.slots import member_bytes

@@ -15,7 +15,8 @@ from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.population.asking import SamplerName
-from jaxrl_fast.population.driver import Driver, Hooks, Resume, SearchPlan
+from jaxrl_fast.population.driver import Driver, Hooks, Resume
+from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.planning import (
     SearchOptions,
     at_once_of,
@@ -29,6 +30,7 @@ from jaxrl_fast.population.rules import Explore
 from jaxrl_fast.population.search_space import describe_point, make_space
 from jaxrl_fast.population.slots import member_bytes
 from jaxrl_fast.population.trials import Book
+from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, Make
 from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, Key
@@ -110,7 +112,8 @@ def run_population(
     """
     with ExitStack() as stack:
         if files.folder is not None:
-            stack.enter_context(locked(files.folder))
+            folder = files.folder
+            hosts.decide(lambda: stack.enter_context(locked(folder)))
         segment_steps = [0]
 
         def made(sizes: dict[str, Any]) -> Job:
@@ -120,7 +123,8 @@ def run_population(
             return job
 
         book = Book(plan.space, plan.segments, 0, plan.halving)
-        status = None if files.folder is None else RunStatus(files.folder, resumed=resume is not None, **files.facts)
+        writes = files.folder is not None and hosts.is_first()
+        status = RunStatus(files.folder, resumed=resume is not None, **files.facts) if writes and files.folder else None
         saver = stack.enter_context(_saver(files, tell)) if files.folder is not None else None
         hooks = Hooks(should_stop, tell, lambda b: on_segment(b), lambda *parts: _save(saver, *parts))
         driver = Driver(plan, book, made, hooks)
@@ -151,7 +155,8 @@ def _newest(folder: Path) -> Path:
 
 def _saver(files: Files, tell: Tell) -> Checkpointer:
     assert files.folder is not None
-    checkpoints.remove_stale(files.folder / FOLDER)
+    if hosts.is_first():
+        checkpoints.remove_stale(files.folder / FOLDER)
     return Checkpointer(files.folder / FOLDER, Checkpoints(keep=2), files.settings, [], Calls(tell=tell))
 
 
@@ -177,7 +182,7 @@ class Described:
     def after_segment(self) -> None:
         """Write the tables and print a line."""
         book = self.driver.book
-        if self.files.folder is not None:
+        if self.files.folder is not None and self.status is not None:
             write_tables(self.files.folder, book, self.files.facts)
         ranking = book.ranking()
         best = book.trials[ranking[0]] if ranking else None
@@ -209,7 +214,7 @@ def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> P
         The result.
     """
     began = time.perf_counter()
-    returns = driver.evaluate_best(finalists, episodes) if complete and finalists else {}
+    returns = driver.evaluate_best(finalists, episodes) if complete and finalists and hosts.is_first() else {}
     seconds = {"total": driver.wall_s(), "compiling": driver.compile_s, "evaluating": time.perf_counter() - began}
     if not returns:
         return PopulationResult(driver.book, complete, {}, None, None, seconds)
@@ -286,6 +291,7 @@ def train_population(
     finalists: int = 4,
     final_episodes: int = 128,
     run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
     should_stop: ShouldStop = lambda: False,
     tell: Tell = to_stderr,
 ) -> PopulationResult:
@@ -315,8 +321,12 @@ def train_population(
         finalists: Trials that are evaluated at the end.
         final_episodes: Episodes of each of their learners.
         run_dir: Folder for tables, checkpoints and the best policy; None to write nothing.
+        resume: Folder of a population to continue, with equal other arguments; None for a new one.
         should_stop: Called before every chunk.
         tell: Shows messages to the user.
+
+    In several processes (as in `jaxrl_fast.learn`), process 0 evaluates, writes and calls ``tell``; others return no
+    policy.
 
     Returns:
         All trials, and the best policy.
@@ -352,8 +362,9 @@ def train_population(
             tell=tell,
             finalists=finalists,
             final_episodes=final_episodes,
+            resume=None if resume is None else Path(resume),
         )
-    if folder is not None:
+    if folder is not None and hosts.is_first():
         write_summary(folder, best_summary(result))
         if result.best is not None:
             write_best(result, folder / "best")

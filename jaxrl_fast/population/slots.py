@@ -169,7 +169,7 @@ def with_rates(slots: Slots, state: TrainState, hypers: Sequence[Any]) -> TrainS
     if slots.number == 1:
         stacked = jax.tree.map(lambda leaf: leaf[0], stacked)
     old = jax.tree.leaves(state.hyper)[0].sharding
-    return state._replace(hyper=hosts.copy(jax.device_put(stacked, old)))
+    return state._replace(hyper=hosts.copy(hosts.put(stacked, old)))
 
 
 def merged(slots: Slots, state: TrainState, fresh: TrainState, new: Sequence[bool]) -> TrainState:
@@ -223,7 +223,7 @@ def seconds_of_member(slots: Slots, ready: CompiledSlots) -> float:
 
 
 def take(slots: Slots, state: TrainState, slot: int) -> Arrays:
-    """Copy a member to the host.
+    """Copy a member to the host. Collective.
 
     Args:
         slots: Slots.
@@ -235,8 +235,10 @@ def take(slots: Slots, state: TrainState, slot: int) -> Arrays:
     """
     leaves = named(state)
     axis = {name: _has_axis(slots, name) for name in leaves}
+    if not hosts.is_alone():  # other processes have some of the slots
+        leaves = hosts.to_host(leaves)
     picked = {name: leaf[slot] if axis[name] else leaf for name, leaf in leaves.items()}
-    return {name: np.array(hosts.to_host(leaf)) for name, leaf in picked.items()}
+    return {name: np.array(hosts.to_host(leaf) if hosts.is_alone() else leaf) for name, leaf in picked.items()}
 
 
 def put(slots: Slots, state: TrainState, members: Mapping[int, Arrays]) -> TrainState:

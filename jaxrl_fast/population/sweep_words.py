@@ -170,8 +170,8 @@ def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
         return None, list(words)
     folder, others = Path(given[-1]), [word for word in words if not word.startswith("resume=")]
     try:
-        stored = json.loads((folder / SWEEP_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+        stored = json.loads((folder / SWEEP_FILE).read_text("utf-8"))["words"]
+    except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"resume={folder}: it is not the folder of a sweep: write one, such as runs/latest") from None
     code = [word for word in stored if names_own_code(word)]
     missing = [word for word in code if word not in others]

@@ -140,15 +140,13 @@ class Book:
         """Return the trials that wait at a rung and may go on, those at the highest rung first."""
         if self.halving is None:
             return []
-        found: list[int] = []
-        training = [t for t in self.trials.values() if t.status == "training"]
-        for rung in sorted(self.halving.rungs[:-1], reverse=True):
-            complete = all_started and not found and not any(t.segments <= rung for t in training)
-            below = any(t.status == "waiting" and t.segments < rung for t in self.trials.values())
-            gone = self.gone_on.get(rung, [])
-            more = promoted(self.halving, self.at_rung(rung), gone, complete=complete and not below)
-            found += [n for n in more if self.trials[n].status == "waiting" and self.trials[n].segments == rung]
-        return found
+        found: list[list[int]] = []
+        training = [trial.segments for trial in self.trials.values() if trial.status == "training"]
+        for rung in self.halving.rungs[:-1]:
+            complete = all_started and not any(found) and not any(segments < rung for segments in training)
+            more = promoted(self.halving, self.at_rung(rung), self.gone_on.get(rung, []), complete=complete)
+            found.append([n for n in more if self.trials[n].status == "waiting" and self.trials[n].segments == rung])
+        return [number for numbers in reversed(found) for number in numbers]
 
     def go_on(self, number: int) -> None:
         """Let a waiting trial train on."""
