@@ -159,9 +159,14 @@ class Driver:
 
     def _peek(self) -> list[Shares]:
         """Return the points that were chosen but not started, at least one if any trial is left."""
-        if not self.pending and self.asked < self.plan.trials:
+        if not self.pending and self._may_ask():
             self.pending.append(self._ask())
         return self.pending
+
+    def _may_ask(self) -> bool:
+        """Return whether to choose another point: not more than train at once, so that a sampler sees the others."""
+        open_trials = [t for t in self.book.trials.values() if t.status == "training"]
+        return self.asked < self.plan.trials and len(self.pending) + len(open_trials) < self.plan.at_once
 
     def _take_new(self, group: MemberGroup) -> Shares | None:
         """Return the point of a new trial of a group, or None."""
@@ -170,7 +175,7 @@ class Driver:
             if own is not None:
                 self.pending.remove(own)
                 return own
-            if self.asked >= self.plan.trials:
+            if not self._may_ask():
                 return None
             self.pending.append(self._ask())
 

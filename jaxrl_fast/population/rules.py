@@ -145,7 +145,7 @@ def exchange(
         return []
     count = max(1, int(len(order) * rule.quantile))
     best = alive[:count]
-    worst = [number for number in order[-count:] if number not in best]
+    worst = [number for number in order[-count:] if scores[number] < scores[best[-1]]]
     replaced = [number for number in order if number in worst or scores[number] == -math.inf]
     copies = []
     for target in replaced:
