@@ -1,7 +1,7 @@
-"""EvoRL's population-based training of PPO on gymnax CartPole-v1, in an environment of its own (evorl-jax, gymnax 1.0).
+"""EvoRL's population-based training of PPO on gymnax CartPole-v1, in a separate environment (evorl-jax, gymnax 1.0).
 
 ``python peer_evorl.py <seed> [default|cartpole] [devices]`` trains eight members, each with its own learning rate, and
-prints one line of JSON. The settings are those of EvoRL's configs at 36836c0, which its wheel does not contain:
+prints one line of JSON. The settings come from EvoRL's configs at 36836c0, which its wheel lacks:
 ``default`` is ``agent/pbt-ppo.yaml`` upon ``agent/ppo.yaml``, ``cartpole`` takes PPO's numbers from
 ``agent/exp/ppo/gymnax/cartpole.yaml``. Only the length differs: 25 iterations of 4,096 steps a member, with an exchange
 after each but the first. EvoRL evaluates every member at the end, in 128 episodes. The best is evaluated in 128 new
@@ -83,7 +83,7 @@ POPULATION = dict(
 
 
 class LastOf(Recorder):
-    """Keeps the last value of each thing that the workflow reports, and when the first report came."""
+    """Holds the last value of each thing that the workflow reports, and when the first report came."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class LastOf(Recorder):
         """Open nothing."""
 
     def write(self, data: Mapping[str, Any], step: int) -> None:
-        """Keep the values."""
+        """Store the values."""
         del step
         self.first_s = self.first_s or time.perf_counter() - BEGIN
         self.values |= data

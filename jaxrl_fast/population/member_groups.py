@@ -1,4 +1,4 @@
-"""The members that share a program, what is measured of them, and the plan that they follow."""
+"""The members that share a program, their measurements, and the plan that they follow."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
