@@ -151,13 +151,13 @@ def row_of(summary: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {**{name: summary.get(name) for name in names}, "seconds": seconds}
 
 
-PBT = ["env=breakout", "algo=ppo", "tuned=false", "total_steps=2_000_000"]
+PBT = ["env=breakout", "algo=ppo", "tuned=false", "total_steps=500_000"]
 PBT += ["sample.algo.learning_rate=log:1e-5:1e-2", "sample.algo.entropy_coef=log:1e-4:1e-1"]
 
 
 def pbt(seed: int) -> None:
     """Compare population-based training of 8 with random search of 8 trials, of equal steps."""
-    ways = {"random": ["trials=8"], "pbt": ["population.size=8", "population.every=100_000"]}
+    ways = {"random": ["trials=8"], "pbt": ["population.size=8", "population.every=25_000"]}
     for name, words in ways.items():
         if f"pbt {name} {seed}" not in stored():
             summary, seconds = sweep([*PBT, *words, f"seed={100 * seed}", "finalists=4"], in_new_folder(name))
