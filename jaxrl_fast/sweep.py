@@ -27,11 +27,12 @@ from jaxrl_fast.population.planning import (
     check_host,
     free_bytes,
     make_plan,
+    needs_of,
     number_of_trials,
 )
 from jaxrl_fast.population.population_run import Files, PopulationResult, best_summary, run_population, write_best
 from jaxrl_fast.population.record import BEST, members
-from jaxrl_fast.population.search_space import describe_point
+from jaxrl_fast.population.search_space import all_sizes, describe_point
 from jaxrl_fast.population.slots import compile_slots, make_slots, member_bytes, seconds_of_member
 from jaxrl_fast.population.sweep_words import MEASURE, SWEEP_FILE, Sweep, help_text, read_sweep, run_of, take_resume
 from jaxrl_fast.runtime import cluster, hosts
@@ -130,9 +131,14 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     Returns:
         Exit code.
     """
-    one = jobs(1, {key: draw.values[0] for key, draw in sweep.space.sizes.items()})
-    width = stored_width(resume) or choose_width(sweep, jobs, one)
-    plan, needs = make_plan(sweep.options, sweep.space, one, at_once=width, seed=run.seed, total_steps=run.total_steps)
+    ones = [
+        jobs(1, sizes) for sizes in all_sizes(sweep.space)
+    ]  # what no group can run is refused before a folder is made
+    largest = max(ones, key=lambda job: member_bytes(job)[0])
+    width = stored_width(resume) or choose_width(sweep, jobs, largest)
+    coarsest = max(ones, key=lambda job: job.plan.steps_per_tick)
+    sized: dict[str, Any] = {"at_once": width, "seed": run.seed, "total_steps": run.total_steps}
+    plan = make_plan(sweep.options, sweep.space, coarsest, **sized)._replace(finalists=sweep.given["finalists"])
     kind = "sweep" if sweep.options.size is None else "population"
     named = dataclasses.replace(run, name=run.name or kind, run_dir=str(resume) if resume else run.run_dir)
     with ExitStack() as stack:
@@ -141,10 +147,10 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
         stored = {"words": sweep.words_given, "at_once": width}
         replace_file(folder / SWEEP_FILE, json.dumps(stored) + "\n")
         print_opening(run, chosen, folder)
-        print_needs(sweep, plan, needs)
+        print_needs(sweep, plan, needs_of(plan, sweep.options, largest))
         write_facts(run, chosen, folder)
     each = sweep.options.seeds_per_trial
-    steps = plan.trials * each * plan.segments * plan.segment_ticks * one.plan.steps_per_tick
+    steps = plan.trials * each * plan.segments * plan.segment_steps
     best = command_line([f"config={folder / BEST}/config.yaml"])
     rows = [["train the best alone", best], ["continue", command_line([f"resume={folder}"], "sweep")]]
     facts = {"env": run.env, "algo": run.algo, "total_steps": steps, "commands": rows, "eval.every": 0, "kind": kind}
@@ -289,9 +295,7 @@ def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs) -> None:
     what = "trials" if plan.exchange is None else "members"
     learners = f", {each} seeds each" if each > 1 else ""
     print(f"{plan.trials} {what}{learners}, {plan.at_once} at once; vary: {', '.join(space.draws)}")
-    groups = 1
-    for draw in space.sizes.values():
-        groups *= len(draw.values)
+    groups = len(all_sizes(space))
     turns = -(-plan.trials // plan.at_once)
     how = f"{plan.segments} segments{', an exchange after each' if plan.exchange else ''}"
     if plan.halving is not None:
@@ -354,9 +358,10 @@ def settings_of_best(sweep: Sweep, result: PopulationResult, texts: Mapping[str,
     """
     assert result.best is not None
     point = {**result.book.point(result.best), **texts}
+    trial = result.book.trials[result.best]
+    point["total_steps"] = result.book.segments * trial.segment_steps
     words = [word for word in sweep.words if word.partition("=")[0] not in (*point, "run_dir", "seed")]
-    seed = result.book.trials[result.best].seeds[0]
-    return compose([*words, *(f"{key}={quoted(value)}" for key, value in point.items()), f"seed={seed}"])
+    return compose([*words, *(f"{key}={quoted(value)}" for key, value in point.items()), f"seed={trial.seeds[0]}"])
 
 
 def quoted(value: Any) -> str:
@@ -384,9 +389,10 @@ def write_tuned(sweep: Sweep, result: PopulationResult, texts: Mapping[str, str]
     run = settings_of_best(sweep, result, texts)
     returns, trials = result.returns[result.best], len(result.book.trials)
     tree: dict[str, Any] = {"num_envs": run.num_envs, "total_steps": run.total_steps, "algo": {}}
-    for key in {*sweep.space.draws, *(w.partition("=")[0] for w in sweep.words if w.startswith("algo."))}:
-        if key.startswith("algo."):
-            tree["algo"][key.removeprefix("algo.")] = plain(run.algo_options[key.removeprefix("algo.")])
+    named = dict.fromkeys([*sweep.space.draws, *(word.partition("=")[0] for word in sweep.words)])
+    for name in [key.removeprefix("algo.") for key in named if key.startswith("algo.")]:
+        if name in run.algo_options:  # not the function of a user's algorithm
+            tree["algo"][name] = plain(run.algo_options[name])
     path = folder / f"{env_name(run)}_{run.algo.replace('.', '-')}.yaml"
     origin = f"# {folder}: the best of {trials} trials, {returns.mean():.1f} greedy over {returns.size} episodes."
     replace_file(path, f"{origin}\n{yaml.safe_dump(tree, sort_keys=False)}")

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {*BASE, "envs", "runtime", "learning", "policy", "settings"},
     "views": {*BASE, "envs", "runtime", "policy", "settings", "training"},
     "commands": {*BASE, "networks", "envs", "runtime", "learning", "algorithms", "policy", "settings", "training"},
-    "population": {*BASE, "envs", "runtime", "learning", "policy", "settings", "training", "commands"},
+    "population": {*BASE, "envs", "runtime", "learning", "algorithms", "policy", "settings", "training", "commands"},
     "tuning": {*BASE, "envs", "runtime", "learning", "settings", "training", "views", "commands"},
     "targets": {"core", "runtime", "learning", "settings", "training", "views", "commands", "tuning"},
 }

@@ -21,11 +21,12 @@ from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import Steps, as_rate, plain
 from jaxrl_fast.population import slots as places
+from jaxrl_fast.population.asking import make_sampler
 from jaxrl_fast.population.planning import SearchOptions, at_once_of, check_options
 from jaxrl_fast.population.population_run import FOLDER, train_population
 from jaxrl_fast.population.record import ancestry, schedules_of
-from jaxrl_fast.population.rules import Exchange, Halving, exchange, promoted, rungs_of
-from jaxrl_fast.population.search_space import Draw, SearchSpace, make_space, random_shares, value_of
+from jaxrl_fast.population.rules import Copy, Exchange, Halving, exchange, promoted, rungs_of
+from jaxrl_fast.population.search_space import Draw, SearchSpace, TrialOutcome, make_space, random_shares, value_of
 from jaxrl_fast.population.trials import Book
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, EvalOptions, Key
 from jaxrl_fast.training.job import Job, JobOptions, make_job
@@ -382,6 +383,97 @@ def test_as_many_at_once_as_memory_and_devices_allow():
     assert at_once_of(SearchOptions(at_once=5), 5, 10**6, 10**12, **(of | {"devices": 2})) == 6
     with pytest.raises(ConfigError, match="a member needs"):
         at_once_of(SearchOptions(), 64, 10**11, 10**10, **of)
+
+
+def test_members_without_an_ended_episode_are_neither_replaced_nor_copied():
+    points = {i: random_shares(SPACE, 0, i) for i in range(8)}
+    copies = exchange(
+        Exchange(0.25, "perturb"), SPACE, points, {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, np.random.default_rng(0)
+    )
+    assert {one.target for one in copies} == {0, 1} and {one.source for one in copies} <= {2, 3}
+    book = Book(SPACE, 4, 32, None)
+    trial = book.start(points[0], [0, 1])
+    assert trial.score is None
+    trial.add([3.0, None], 1.0)
+    trial.add([None, 5.0], 1.0)
+    assert trial.score_at(1) == 3.0 and trial.score == 4.0 and trial.status == "training"
+
+
+def test_a_population_whose_members_all_diverge_ends():
+    result = search(size=3, every=64, rates={"learning_rate": "log:1e37:1e38"})
+    assert result.complete and result.best is None and {t.status for t in result.book.trials.values()} == {"diverged"}
+
+
+@pytest.mark.parametrize(
+    "options", [dict(trials=24, halving=2, at_once=2, seed=1), dict(trials=10, halving=3, at_once=3)]
+)
+def test_no_trial_that_may_go_on_is_lost(options):
+    result = search(total_steps=512, seeds_per_trial=1, **options)
+    assert result.complete and result.best is not None
+
+
+def test_a_trial_that_diverged_counts_at_the_rung_that_it_missed_only():
+    book = Book(SPACE, 8, 32, Halving(2, (1, 2, 4, 8)))
+    for number in range(8):
+        book.start(random_shares(SPACE, 0, number), [number])
+        book.trials[number].add([-math.inf if number < 4 else float(number)], 1.0)
+        book.settle(number)
+    assert len(book.at_rung(1)) == 8 and book.at_rung(2) == {}
+
+
+@given(st.integers(1, 40), st.integers(2, 40), st.integers(1, 64))
+def test_a_members_schedule_changes_in_the_tick_of_its_exchange(segment_ticks, segments, steps_per_tick):
+    book = Book(SPACE, segments, segment_ticks * steps_per_tick, None)
+    for number in range(2):
+        book.start(random_shares(SPACE, 0, number), [number])
+    changed = segments // 2
+    for trial in book.trials.values():
+        for _ in range(changed):
+            trial.add([1.0], 1.0)
+    book.copy([Copy(0, 1, random_shares(SPACE, 0, 9), False)], changed)
+    rows = schedules_of(book, 0, steps_per_tick)["algo.learning_rate"]
+    schedule = as_rate("steps:" + ",".join(f"{share:.6g}={value:.6g}" for share, value in rows))
+    total = segments * segment_ticks
+    values = np.asarray(jax.vmap(schedule.at)(np.arange(total, dtype=np.float32) / np.float32(total)))
+    assert (values[: changed * segment_ticks] == values[0]).all()
+    assert (values[changed * segment_ticks :] == values[-1]).all() and values[0] != values[-1]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(sampler="foo"), "random, tpe, gp"),
+        (dict(score="foo"), "training, evaluation"),
+        (dict(size=4, quantile=0.9), "at most 0.5"),
+        (dict(at_once=0), "at least 1"),
+        (dict(halving=-2), "at least 0"),
+        (dict(rates={"lr": "log:1e-4:1e-2"}), "rates: lr: there is no such setting"),
+        (dict(rates={"discount": "uniform:1:2"}), "at most 1"),
+        (dict(rates={"max_kl": "log:0.01:0.1"}), "made without it"),
+        (dict(rates={"learning_rate": "choice:1e-3,linear:1e-3:0"}), "not schedules"),
+    ],
+)
+def test_wrong_arguments_of_the_function_are_refused(options, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        search(**options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe"])
+def test_samplers_choose_near_what_was_good_and_try_the_whole_grid(sampler):
+    pytest.importorskip("optuna" if sampler == "tpe" else "numpy")
+    space = make_space({**DRAWS, "algo.gae_lambda": "grid:0.9,0.95"}, KEYS, list(KEYS)[:3])
+    ask = make_sampler(sampler, space, 0)
+    outcomes: list[TrialOutcome] = []
+    for number in range(24):
+        shares = ask(number, outcomes)
+        score = None if number == 23 else -abs(shares["algo.learning_rate"] - 0.7)
+        outcomes.append(TrialOutcome(shares, score, 100, 1.0, score is not None))
+    again = ask(23, outcomes[:23])
+    assert again == outcomes[23].shares  # a resumed search repeats it
+    assert {value_of(space, one.shares)["algo.gae_lambda"] for one in outcomes} == {0.9, 0.95}
+    late = [abs(one.shares["algo.learning_rate"] - 0.7) for one in outcomes[12:]]
+    assert np.median(late) < 0.15
 
 
 def test_the_book_survives_its_file():

@@ -48,6 +48,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["sample.algo.discount=grid:0.9,0.95,0.99", "trials=2"], "the grid has 3 points"),
         ([RATE, "resume=nowhere"], "not the folder of a sweep"),
         ([RATE, "speed=3"], "unknown key 'speed'"),
+        ([RATE, "population.quantile=0.3"], "population.size=16"),
+        ([RATE, "jobs=3"], "launcher=slurm"),
+        ([RATE, "launcher=slurm", "sample.algo.discount=grid:0.9,0.95"], "the whole grid"),
+        (["sample.algo.discount=grid:0.9,0.95", "trials=3"], "the grid has 2 points"),
     ],
 )
 def test_a_wrong_word_ends_in_one_line_and_status_2(words, expected, here: Path, capsys: pytest.CaptureFixture[str]):
@@ -128,6 +132,26 @@ def test_a_search_by_halving_over_sizes_leaves_its_files_and_the_best_can_be_rep
         and joined["members"][0]["score"] >= joined["members"][1]["score"]
     )
     assert "members" in page_of_joined(views, joined)
+
+
+def test_groups_with_other_ticks_train_as_many_steps_and_a_group_that_cannot_run_is_refused(
+    here: Path, commands: Commands
+):
+    words = [
+        *SMALL,
+        RATE,
+        "sample.num_envs=choice:4,8",
+        "sample.algo.rollout_length=choice:16,32",
+        "trials=4",
+        "at_once=2",
+    ]
+    assert commands.run(here, "sweep", *words, "run_dir=groups", trains=True).status == 0
+    members = json.loads((here / "groups" / "members.json").read_text())["members"]
+    assert {one["env_steps"] for one in members} == {1280}
+    best = compose([f"config={here / 'groups' / 'best' / 'config.yaml'}"])
+    assert best.total_steps == 1280
+    ended = commands.run(here, "sweep", *SMALL, RATE, "sample.algo.num_minibatches=choice:4,7", "run_dir=none")
+    assert ended.status == 2 and "does not divide" in ended.err and not (here / "none").exists()
 
 
 def test_a_search_on_the_host_takes_turns(here: Path, commands: Commands):

@@ -5,7 +5,7 @@
     python experiments/bench/population.py halving            successive halving against random search
     python experiments/bench/population.py pbt                population-based training against random search
     python experiments/bench/population.py gp                 cost-aware search against random search
-    python experiments/bench/population.py pages              only write docs/populations.md's tables
+    python experiments/bench/population.py pages              write the tables of docs/populations.md
 
 Each row is stored when it is complete, in experiments/results/population.json, and a repeated command goes on.
 `members` and `ray` need an idle machine. `ray` needs Ray: RAY_PYTHON=<python with this package and ray[tune]>.
@@ -22,6 +22,9 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent.parent / "results" / "population.json"
+EVORL = RESULTS.with_name("population_evorl.json")
+PAGE = Path(__file__).parent.parent.parent / "docs" / "populations.md"
+MARKS = "<!-- measured -->", "<!-- end of measured -->"
 CARTPOLE = ["env=cartpole", "algo=ppo", "tuned=false"]
 RATE = "sample.algo.learning_rate=log:1e-5:1e-1"
 
@@ -139,7 +142,8 @@ HALVING += ["sample.algo.gae_lambda=uniform:0.8:1", "seeds_per_trial=1", "finali
 
 def halving(seed: int) -> None:
     """Compare successive halving with random search on the same points."""
-    for name, words in (("random", []), ("halving", ["halving=4"])):
+    ways = {"random": [], "halving": ["halving=4"], "later": ["halving=4", "first_rung=50_000"]}
+    for name, words in ways.items():
         if f"halving {name} {seed}" not in stored():
             summary, seconds = sweep([*HALVING, *words, f"seed={seed}"], in_new_folder(name))
             store(f"halving {name} {seed}", row_of(summary, seconds))
@@ -171,7 +175,8 @@ GP += ["sample.algo.entropy_coef=log:1e-4:1"]
 
 def gp(seed: int) -> None:
     """Compare the cost-aware search, asked between rungs, with random search: return and seconds."""
-    for name, words in (("random", []), ("gp", ["sampler=gp", "halving=4"])):
+    early = ["sampler=gp", "halving=4"]
+    for name, words in (("random", []), ("gp", early), ("later", [*early, "first_rung=80_000"])):
         if f"gp {name} {seed}" not in stored():
             folder = in_new_folder(name)
             summary, seconds = sweep([*GP, *words, f"seed={seed}"], folder)
@@ -190,6 +195,78 @@ def best_over_time(folder: Path) -> list[list[float]]:
     return curve
 
 
+def write_page() -> None:
+    """Write what was measured between the marks of the page."""
+    rows, lines = stored(), []
+    if "members 1 1" in rows:
+        lines += ["| members | one CPU device | members divided over two |", "| --- | --- | --- |"]
+        for count in (1, 4, 16, 64):
+            cells = [cost_of(rows.get(f"members {devices} {count}")) for devices in (1, 2)]
+            lines.append(f"| {count} | {cells[0]} | {cells[1]} |")
+        lines += ["", "Cost of a member of PPO on CartPole, 8 environments, by one alone: median [least, most]."]
+    lines += ["", "| comparison | result |", "| --- | --- |", *comparisons(rows)]
+    machines = {row["machine"] for row in rows.values()}
+    text = "\n".join([*lines, "", f"Machines: {'; '.join(sorted(machines))}."])
+    before, after = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
+    PAGE.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}")
+
+
+def cost_of(row: dict[str, Any] | None) -> str:
+    """Write the cost of a member."""
+    return "" if row is None else f"{row['ratio']:.2f} [{row['range'][0]:.2f}, {row['range'][1]:.2f}]"
+
+
+def comparisons(rows: dict[str, Any]) -> list[str]:
+    """List a line for each comparison that was made."""
+    lines = []
+    for steps, name in ((100_000, "100,000"), (1_000_000, "1 million")):
+        if row := rows.get(f"ray {steps}"):
+            seconds = f"{np.median(row['ours_s']):.0f} s against {np.median(row['ray_s']):.0f} s"
+            label = f"64 learning rates, {name} steps each, against Ray Tune in a pool of two with one cache"
+            lines.append(f"| {label} | {seconds}: {row['ratio']:.2f} [{row['range'][0]:.2f}, {row['range'][1]:.2f}] |")
+    labels = {
+        "halving": ("successive halving, 32 trials of Acrobot, 300,000 steps, on the same points", "halving"),
+        "halving ": ("the same, first rung after 50,000 steps", "later"),
+        "gp": ("`sampler=gp halving=4`, 16 trials of Acrobot, 500,000 steps", "gp"),
+        "gp ": ("the same, first rung after 80,000 steps", "later"),
+        "pbt": ("population-based training of 8 on MinAtar's Breakout, 500,000 steps", "pbt"),
+    }
+    for kind, (label, way) in labels.items():
+        kind = kind.strip()
+        pairs = [(rows.get(f"{kind} random {i}"), rows.get(f"{kind} {way} {i}")) for i in range(3)]
+        found = [(a, b) for a, b in pairs if a and b]
+        if found:
+            lines.append(f"| {label}, against random search, {len(found)} repeats | {compared(found)} |")
+    if EVORL.exists():
+        lines += evorl_lines(json.loads(EVORL.read_text()))
+    return lines
+
+
+def compared(found: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Write returns, and shares of steps and seconds."""
+    both = [[f"{row['eval_return_mean']:.1f} ± {row['eval_return_std']:.1f}" for row in pair] for pair in found]
+    steps = np.mean([b["env_steps"] / a["env_steps"] for a, b in found])
+    seconds = [b["seconds"] / a["seconds"] for a, b in found]
+    returns = "; ".join(f"{ours} (random {theirs})" for theirs, ours in both)
+    spread = f"{np.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
+    return f"{returns}; {steps:.2f} × the steps, {spread} × the seconds"
+
+
+def evorl_lines(done: dict[str, Any]) -> list[str]:
+    """Write EvoRL's rows: processor seconds, since other work shared the cores."""
+    lines = []
+    ours = done["ours"]
+    for name, label in (("evorl", "its defaults"), ("evorl_cartpole_settings", "its settings for CartPole")):
+        cells = [
+            f"{np.median([one['processor_s'] for one in side]):.0f} s of processor time, returns "
+            + ", ".join(f"{one['best_return_mean']:.0f}" for one in side)
+            for side in (ours, done[name])
+        ]
+        head = f"population-based training of 8, CartPole, 102,400 steps, against EvoRL with {label}"
+        lines.append(f"| {head} | {cells[0]}; EvoRL {cells[1]} |")
+    return lines
+
+
 if __name__ == "__main__":
     what, *rest = sys.argv[1:] or ["help"]
     if what == "one":
@@ -199,6 +276,8 @@ if __name__ == "__main__":
     elif what == "ray":
         for steps in map(int, rest or ["100000"]):
             ray(steps)
+    elif what == "pages":
+        write_page()
     elif what in ("halving", "pbt", "gp"):
         for repeat in range(3):
             {"halving": halving, "pbt": pbt, "gp": gp}[what](repeat)

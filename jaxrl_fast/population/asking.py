@@ -37,13 +37,19 @@ def make_sampler(name: SamplerName, space: SearchSpace, seed: int) -> Ask:
     """
     if name == "random":
         return lambda number, outcomes: random_shares(space, seed, number)
+    choose = {"gp": by_improvement, "tpe": by_optuna}[name]
+
+    def ask(number: int, outcomes: Sequence[TrialOutcome]) -> Shares:
+        cells = {key: share for key, share in random_shares(space, seed, number).items() if key in space.grid}
+        return choose(space, seed, number, outcomes) | cells
+
     if name == "gp":
-        return lambda number, outcomes: by_improvement(space, seed, number, outcomes)
+        return ask
     try:
         import optuna  # noqa: F401
     except ImportError:
         raise ValueError("sampler=tpe needs Optuna: pip install 'jaxrl_fast[optuna]', or write sampler=gp") from None
-    return lambda number, outcomes: by_optuna(space, seed, number, outcomes)
+    return ask
 
 
 def by_optuna(space: SearchSpace, seed: int, number: int, outcomes: Sequence[TrialOutcome]) -> Shares:
@@ -77,10 +83,11 @@ def by_optuna(space: SearchSpace, seed: int, number: int, outcomes: Sequence[Tri
         warnings.simplefilter("ignore")  # its constant liar is marked as experimental
         sampler = optuna.samplers.TPESampler(seed=seed + number, n_startup_trials=STARTS, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
+        worst = min((one.score for one in outcomes if one.score is not None and math.isfinite(one.score)), default=0.0)
         for one in outcomes:
-            scored = one.score is not None and math.isfinite(one.score)
-            state = optuna.trial.TrialState.COMPLETE if scored else optuna.trial.TrialState.FAIL
-            value = one.score if scored else None
+            running = one.score is None
+            state = optuna.trial.TrialState.RUNNING if running else optuna.trial.TrialState.COMPLETE
+            value = one.score if running or math.isfinite(one.score or 0.0) else worst  # one that diverged
             study.add_trial(
                 optuna.trial.create_trial(params=named(one.shares), distributions=ranges, value=value, state=state)
             )

@@ -204,7 +204,7 @@ class Driver:
                 group.seats[seat] = None
                 continue
             number = len(self.book.trials)
-            new[seat] = self.book.start(shares, self.plan.seeds(number)).number
+            new[seat] = self.book.start(shares, self.plan.seeds(number), group.segment_steps).number
         came_back = {seat: n for seat, n in returning.items() if group.seats[seat] != n}
         for seat, number in {**new, **returning}.items():
             group.seats[seat] = number
@@ -264,7 +264,7 @@ class Driver:
         assert group.state is not None
         begin, going_on = time.perf_counter(), True
         with reraise_callback_error(group.job.failures):
-            while self.partial.ticks < self.plan.segment_ticks and going_on:
+            while self.partial.ticks < group.segment_ticks and going_on:
                 going_on = not hosts.any_process(self.hooks.should_stop())
                 if going_on:
                     group.state, metrics = group.ready.run(group.state)
@@ -304,7 +304,8 @@ class Driver:
         self._keep_policies(group, [n for n in ended if n not in self.policies])
 
     def _keep_policies(self, group: MemberGroup, numbers: Sequence[int]) -> None:
-        best = sorted({*self.policies, *numbers}, key=lambda n: -self.book.trials[n].score)[:KEPT_POLICIES]
+        ranking = [n for n in self.book.ranking() if n in self.policies or n in numbers]
+        best = ranking[: max(KEPT_POLICIES, self.plan.finalists)]
         if set(numbers) & set(best):
             assert group.state is not None
             params = group.evaluation.copy_params(group.state)
@@ -316,13 +317,17 @@ class Driver:
     def _exchange(self, group: MemberGroup) -> None:
         """Copy the best members of a population over the worst, when all have trained the segment."""
         assert self.plan.exchange is not None and group.state is not None
-        ahead = [t for t in self.book.trials.values() if t.segments > self.generation]
-        if len(ahead) < len(self.book.trials):
+        if self._behind():
             return  # other members have their turn first
         self.generation += 1
-        scores = {number: trial.score for number, trial in self.book.trials.items()}
+        trials = self.book.trials.items()
+        scores = {number: trial.score for number, trial in trials if trial.score is not None}
+        if all(trial.status == "diverged" for _, trial in trials):
+            self.hooks.tell("all members diverged: write a range with smaller rates")
+            self.generation = self.plan.segments
+            return
         if self.generation == self.plan.segments:
-            for number in scores:
+            for number in self.book.trials:
                 self.book.settle(number)
             for turn in self._turns():
                 self._seat_turn(group, turn)
@@ -332,8 +337,6 @@ class Driver:
         points = {number: trial.shares for number, trial in self.book.trials.items()}
         copies = exchange(self.plan.exchange, self.plan.space, points, scores, rng)
         self.book.copy(copies, self.generation)
-        for trial in self.book.trials.values():
-            trial.status = "diverged" if trial.score == -np.inf and trial.status == "diverged" else "training"
         self._copy_members(group, copies)
 
     def _turns(self) -> list[list[int]]:
@@ -341,10 +344,15 @@ class Driver:
         numbers, width = list(self.book.trials), self.plan.at_once
         return [numbers[i : i + width] for i in range(0, len(numbers), width)]
 
+    def _behind(self) -> list[int]:
+        """Return the members that have not trained in this generation; those that diverged do not."""
+        trials = self.book.trials.items()
+        return [n for n, t in trials if t.status == "training" and t.segments <= self.generation]
+
     def _seat_members(self, group: MemberGroup) -> None:
         """Seat the members of the turn that is next in this generation."""
-        behind = [n for n, t in self.book.trials.items() if t.segments <= self.generation]
-        turn = next(turn for turn in self._turns() if behind[0] in turn)
+        first = self._behind()[0]
+        turn = next(turn for turn in self._turns() if first in turn)
         self._seat_turn(group, turn)
 
     def _seat_turn(self, group: MemberGroup, turn: Sequence[int]) -> None:
@@ -495,6 +503,10 @@ class Driver:
     def policy(self, number: int, learner: int) -> Policy:
         """Return the last policy of a learner of a trial."""
         return self._group_of(number).evaluation.policy_of(self._params_of(number), learner)
+
+    def steps_per_tick(self, number: int) -> int:
+        """Return the environment steps of a tick, of each learner of a trial."""
+        return self._group_of(number).job.plan.steps_per_tick
 
     def _group_of(self, number: int) -> MemberGroup:
         sizes = self._sizes(self.book.trials[number].shares)

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from jaxrl_fast.population.population_run import FOLDER
+from jaxrl_fast.population.sweep_words import names_own_code
 from jaxrl_fast.settings.schema import command_line
 
 SCRIPT = "sweep.sh"
 
 
 def write_jobs(words: Sequence[str], launcher: Literal["local", "slurm"], jobs: int, name: str) -> int:
-    """Write a script that starts the jobs of a search, each with a share of its trials, and print how to start it.
+    """Write a script that starts the jobs of a search, each with other seeds and points, and print how to start it.
+
+    A job that is started again continues.
 
     Args:
         words: Words of the command line.
@@ -24,7 +28,10 @@ def write_jobs(words: Sequence[str], launcher: Literal["local", "slurm"], jobs: 
     own = [word for word in words if word.partition("=")[0] not in ("launcher", "jobs", "run_dir", "seed")]
     seeds = [int(word.partition("=")[2]) for word in words if word.startswith("seed=")]
     first = seeds[-1] if seeds else 0
-    share = f"{command_line(own, 'sweep')} seed=$(({first} + 1000 * JOB)) run_dir={name}-sweep/$JOB"
+    folder = f"{name}-sweep/$JOB"
+    begin = f"{command_line(own, 'sweep')} seed=$(({first} + 1000 * JOB)) run_dir={folder}"
+    go_on = f"{command_line([], 'sweep')} resume={folder} {' '.join(word for word in own if names_own_code(word))}"
+    share = f"if [ -d {folder}/{FOLDER} ]; then {go_on.strip()}; else {begin}; fi"
     if launcher == "slurm":
         lines = [f"#SBATCH --job-name={name}-sweep", f"#SBATCH --array=0-{jobs - 1}", "#SBATCH --requeue"]
         lines += ["JOB=$SLURM_ARRAY_TASK_ID", share]

@@ -25,7 +25,7 @@ class SearchPlan(NamedTuple):
         trials: Number of trials, or members of a population.
         at_once: Trials that train at once in a program.
         seeds: Seed of each learner of a trial, by number of the trial.
-        segment_ticks: Ticks of a segment.
+        segment_steps: Environment steps of a segment, of each learner; a group rounds them to its ticks.
         segments: Segments of a whole run.
         halving: Rule by which trials stop early, or None.
         exchange: Rule by which members are copied, or None.
@@ -33,13 +33,14 @@ class SearchPlan(NamedTuple):
         score: Whether members are compared by returns of training or by evaluations after each segment.
         seed: Seed of the search.
         ask: Chooses the point of a new trial.
+        finalists: Trials that are evaluated again at the end.
     """
 
     space: SearchSpace
     trials: int
     at_once: int
     seeds: Callable[[int], list[int]]
-    segment_ticks: int
+    segment_steps: int
     segments: int
     halving: Halving | None
     exchange: Exchange | None
@@ -47,6 +48,7 @@ class SearchPlan(NamedTuple):
     score: Literal["training", "evaluation"]
     seed: int
     ask: Ask
+    finalists: int = 4
 
 
 class MemberGroup:
@@ -54,6 +56,8 @@ class MemberGroup:
 
     Attributes:
         sizes: Values of the settings that are compiled in, by key.
+        segment_ticks: Ticks of a segment.
+        segment_steps: Environment steps of a segment, of each learner.
         slots: The slots.
         ready: The compiled programs.
         seats: Trial in each place of ``at_once``, or None.
@@ -63,7 +67,9 @@ class MemberGroup:
 
     def __init__(self, sizes: dict[str, Any], job: Job, plan: SearchPlan) -> None:
         self.sizes, self.plan, self.job = sizes, plan, job
-        self.slots: Slots = places.make_slots(job, plan.segment_ticks, own_ticks=plan.halving is not None)
+        self.segment_ticks = max(1, round(plan.segment_steps / job.plan.steps_per_tick))
+        self.segment_steps = self.segment_ticks * job.plan.steps_per_tick
+        self.slots: Slots = places.make_slots(job, self.segment_ticks, own_ticks=plan.halving is not None)
         self.seats: list[int | None] = [None] * plan.at_once
         self.state: TrainState | None = None
         self.evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, job.options.eval)

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.population.asking import SamplerName, make_sampler
 from jaxrl_fast.population.member_groups import SearchPlan
@@ -12,7 +13,7 @@ from jaxrl_fast.population.rules import Exchange, Explore, Halving, rungs_of
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, grid_size
 from jaxrl_fast.population.slots import member_bytes
 from jaxrl_fast.settings.machine import free_memory_bytes
-from jaxrl_fast.settings.schema import MAX_SEED, ConfigError
+from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.training.job import Job
 
 AT_ONCE = {"cpu": 16}
@@ -58,6 +59,23 @@ class SearchOptions(NamedTuple):
     replay: bool = False
 
 
+OPTIONS = {
+    "trials": Key(int | None, None, 1, "points that are tried; all of a grid, or 32", MAX_SIZE),
+    "at_once": Key(int | None, None, 1, "trials at once", MAX_SIZE),
+    "seeds_per_trial": Key(int, 1, 1, "learners of each trial, whose mean is its score", MAX_SIZE),
+    "sampler": Key(SamplerName, "random", text="how points are chosen: tpe is Optuna's, gp counts seconds"),
+    "halving": Key(int, 0, 0, "at each rung one of so many goes on; 0 none", MAX_SIZE),
+    "first_rung": Key(int | None, None, 1, "env steps until the first rung", MAX_SIZE),
+    "score": Key(Literal["training", "evaluation"], "training", text="returns by which trials are compared"),
+    "size": Key(int | None, None, 1, "members that copy each other: population-based training", MAX_SIZE),
+    "every": Key(int | None, None, 1, "env steps between exchanges; a twentieth of the run", MAX_SIZE),
+    "explore": Key(Explore, "perturb", text="how the rates of a copy change"),
+    "quantile": Key(float, 0.25, 0.01, "share that is replaced, and share that is copied", 0.5),
+    "replay": Key(bool, False, text="a copy takes over the replay buffer, too"),
+}
+"""Declarations of `SearchOptions`."""
+
+
 class Needs(NamedTuple):
     """Memory and files that a population needs, computed before anything is compiled.
 
@@ -100,6 +118,8 @@ def check_options(options: SearchOptions, space: SearchSpace, total_steps: int) 
     if options.first_rung is not None and options.first_rung >= total_steps:
         raise ConfigError(f"first_rung={options.first_rung}: write fewer steps than total_steps={total_steps}")
     most = grid_size(space)
+    if options.trials is not None and options.trials > most and space.grid.keys() == space.draws.keys():
+        raise ConfigError(f"trials={options.trials}: the grid has {most} points: leave trials out")
     if options.trials is not None and options.trials < most and options.size is None:
         raise ConfigError(f"trials={options.trials}: the grid has {most} points: write trials={most} or leave it out")
 
@@ -185,19 +205,19 @@ def free_bytes() -> int:
 
 def make_plan(
     options: SearchOptions, space: SearchSpace, job: Job, *, at_once: int, seed: int, total_steps: int
-) -> tuple[SearchPlan, Needs]:
+) -> SearchPlan:
     """Plan a search or population.
 
     Args:
         options: Options.
         space: Search space.
-        job: Job of one learner, for its sizes.
+        job: Job of one learner, of the group with the longest ticks.
         at_once: Trials at once in a program.
         seed: Seed of the search, and the first seed of the learners.
         total_steps: Environment steps of a run.
 
     Returns:
-        The plan and what it needs.
+        The plan.
     """
     steps_per_tick, trials = job.plan.steps_per_tick, number_of_trials(options, space)
     ticks = -(-total_steps // steps_per_tick)
@@ -213,12 +233,12 @@ def make_plan(
     else:
         count = min(SEGMENTS, key=lambda n: (-(-ticks // n) * n, abs(n - 10)))
         segment = -(-ticks // count)
-    plan = SearchPlan(
+    return SearchPlan(
         space=space,
         trials=trials,
         at_once=at_once,
         seeds=seeds_of(options, seed),
-        segment_ticks=segment,
+        segment_steps=segment * steps_per_tick,
         segments=-(-ticks // segment),
         halving=halving,
         exchange=exchange,
@@ -227,7 +247,6 @@ def make_plan(
         seed=seed,
         ask=make_sampler(options.sampler, space, seed),
     )
-    return plan, needs_of(plan, options, job)
 
 
 def seeds_of(options: SearchOptions, seed: int) -> Callable[[int], list[int]]:
@@ -258,7 +277,7 @@ def needs_of(plan: SearchPlan, options: SearchOptions, job: Job) -> Needs:
     Args:
         plan: Plan.
         options: Options.
-        job: Job of one learner.
+        job: Job of one learner, of the group with the largest state.
 
     Returns:
         The needs.

@@ -9,15 +9,18 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import require_devices
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
+from jaxrl_fast.numerics.optimizers import is_set
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.population.asking import SamplerName
 from jaxrl_fast.population.driver import Driver, Hooks, Resume
 from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.planning import (
+    OPTIONS,
     SearchOptions,
     at_once_of,
     check_options,
@@ -27,13 +30,14 @@ from jaxrl_fast.population.planning import (
 )
 from jaxrl_fast.population.record import write_schedules, write_tables
 from jaxrl_fast.population.rules import Explore
-from jaxrl_fast.population.search_space import describe_point, make_space
+from jaxrl_fast.population.search_space import SearchSpace, describe_point, make_space
 from jaxrl_fast.population.slots import member_bytes
 from jaxrl_fast.population.trials import Book
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, Make
-from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, Key
+from jaxrl_fast.settings.schema import SWITCHES, Checkpoints, ConfigError, EvalOptions, Key, read_value
+from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.callbacks import Calls, ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
 from jaxrl_fast.training.checkpoints import Checkpointer
@@ -55,6 +59,7 @@ class PopulationResult(NamedTuple):
         best: Number of the trial with the highest of these, None without any.
         policy: Policy of its best learner.
         seconds: Seconds in total, of these compiling, and of the final evaluation.
+        steps_per_tick: Environment steps of a tick, of each learner of the best trial.
     """
 
     book: Book
@@ -63,6 +68,7 @@ class PopulationResult(NamedTuple):
     best: int | None
     policy: Policy | None
     seconds: dict[str, float]
+    steps_per_tick: int = 1
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -114,20 +120,12 @@ def run_population(
         if files.folder is not None:
             folder = files.folder
             hosts.decide(lambda: stack.enter_context(locked(folder)))
-        segment_steps = [0]
-
-        def made(sizes: dict[str, Any]) -> Job:
-            job = make_group_job(sizes)
-            segment_steps[0] = plan.segment_ticks * job.plan.steps_per_tick
-            book.segment_steps = segment_steps[0]
-            return job
-
-        book = Book(plan.space, plan.segments, 0, plan.halving)
+        book = Book(plan.space, plan.segments, plan.segment_steps, plan.halving)
         writes = files.folder is not None and hosts.is_first()
         status = RunStatus(files.folder, resumed=resume is not None, **files.facts) if writes and files.folder else None
         saver = stack.enter_context(_saver(files, tell)) if files.folder is not None else None
         hooks = Hooks(should_stop, tell, lambda b: on_segment(b), lambda *parts: _save(saver, *parts))
-        driver = Driver(plan, book, made, hooks)
+        driver = Driver(plan, book, make_group_job, hooks)
         stack.enter_context(closing(driver))
         described = Described(driver, status, files, tell)
 
@@ -188,14 +186,14 @@ class Described:
         best = book.trials[ranking[0]] if ranking else None
         counts = {s: sum(t.status == s for t in book.trials.values()) for s in ("training", "finished", "diverged")}
         words = [f"{number} {name}" for name, number in counts.items() if number]
-        steps = sum(t.segments * len(t.seeds) for t in book.trials.values()) * book.segment_steps
+        steps = sum(t.env_steps * len(t.seeds) for t in book.trials.values())
         line = f"{steps:>13,} steps  {self.driver.wall_s():7.0f} s  {', '.join(words) or 'all wait'}"
-        if best is not None:
-            line += f"; best {best.score:.1f} after {best.segments * book.segment_steps:,} steps "
+        if best is not None and best.score is not None:
+            line += f"; best {best.score:.1f} after {best.env_steps:,} steps "
             line += f"(trial {best.number}: {describe_point(book.point(best.number))})"
         self.tell(line)
         if self.status is not None:
-            score = best.score if best is not None and np.isfinite(best.score) else None
+            score = best.score if best is not None and best.score is not None and np.isfinite(best.score) else None
             self.status.set(
                 state="training", env_steps=steps, wall_s=self.driver.wall_s(), episode_return=score, best_return=score
             )
@@ -221,7 +219,7 @@ def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> P
     best = max(returns, key=lambda number: (float(returns[number].mean()), -number))
     learner = int(np.argmax(returns[best].mean(axis=1)))
     policy = driver.policy(best, learner)
-    return PopulationResult(driver.book, complete, returns, best, policy, seconds)
+    return PopulationResult(driver.book, complete, returns, best, policy, seconds, driver.steps_per_tick(best))
 
 
 def write_best(result: PopulationResult, folder: Path) -> dict[str, str]:
@@ -237,7 +235,7 @@ def write_best(result: PopulationResult, folder: Path) -> dict[str, str]:
     assert result.policy is not None and result.best is not None
     folder.mkdir(parents=True, exist_ok=True)
     save_policy(result.policy, folder / "policy")
-    return write_schedules(folder, result.book, result.best)
+    return write_schedules(folder, result.book, result.best, result.steps_per_tick)
 
 
 def best_summary(result: PopulationResult) -> dict[str, Any]:
@@ -250,7 +248,7 @@ def best_summary(result: PopulationResult) -> dict[str, Any]:
         Entries.
     """
     book, best = result.book, result.best
-    steps = sum(t.segments * len(t.seeds) for t in book.trials.values()) * book.segment_steps
+    steps = sum(t.env_steps * len(t.seeds) for t in book.trials.values())
     entries: dict[str, Any] = {"trials": len(book.trials), "env_steps": steps, "wall_s": result.seconds["total"]}
     entries |= {"compile_s": result.seconds["compiling"], "eval_s": result.seconds["evaluating"]}
     if best is None:
@@ -264,6 +262,49 @@ def best_summary(result: PopulationResult) -> dict[str, Any]:
         "eval_return_std": float(returns.std()),
         "eval_episodes": int(returns.size),
     }
+
+
+def checked_options(options: SearchOptions) -> SearchOptions:
+    """Check options that were not read from a command line.
+
+    Args:
+        options: Options.
+
+    Returns:
+        The options.
+
+    Raises:
+        ValueError: One has another type, or is out of range.
+    """
+    return options._replace(
+        **{name: read_value(name, value, OPTIONS[name]) for name, value in options._asdict().items()}
+    )
+
+
+def space_of_rates(algorithm: Algorithm, rates: Mapping[str, str]) -> SearchSpace:
+    """Read how the rates of an algorithm vary.
+
+    Args:
+        algorithm: Algorithm.
+        rates: Texts by name of the hyper-parameter.
+
+    Returns:
+        The space.
+
+    Raises:
+        ValueError: A rate does not exist, is out of range, or switches a part on that the algorithm was made without.
+    """
+    declared = algo_keys(algorithm.name) if algorithm.name in ALGORITHMS else {}
+    keys = {f"algo.{name}": declared.get(f"algo.{name}", Key(Any, None)) for name in algorithm.hyper._fields}
+    for name in rates:
+        if f"algo.{name}" in SWITCHES and not is_set(getattr(algorithm.hyper, name)):
+            raise ValueError(
+                f"rates: {name} is 0 in this algorithm, which was made without it: make it with another value"
+            )
+    try:
+        return make_space({f"algo.{name}": text for name, text in rates.items()}, keys, list(keys))
+    except ConfigError as error:
+        raise ValueError(str(error).replace("sample.algo.", "rates: ").replace("algo.", "")) from None
 
 
 def train_population(
@@ -336,9 +377,8 @@ def train_population(
     """
     require_devices()
     options = SearchOptions(trials, at_once, seeds_per_trial, sampler, halving, first_rung, score, size, every, explore)
-    options = options._replace(quantile=quantile, replay=copy_replay)
-    names = [f"algo.{name}" for name in algorithm.hyper._fields]
-    space = make_space({f"algo.{n}": text for n, text in rates.items()}, {n: Key(Any, None) for n in names}, names)
+    options = checked_options(options._replace(quantile=quantile, replay=copy_replay))
+    space = space_of_rates(algorithm, rates)
     check_options(options, space, total_steps)
     evaluation = EvalOptions(0, eval_episodes, beside=False)
 
@@ -351,7 +391,8 @@ def train_population(
     count, platform = number_of_trials(options, space), jax.default_backend()
     sizes = dict(devices=used, platform=platform, measured=None)
     width = at_once_of(options, count, member_bytes(one)[0], free_bytes(), **sizes)  # type: ignore[arg-type]
-    plan, _ = make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
+    plan = make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
+    plan = plan._replace(finalists=finalists)
     folder = None if run_dir is None else Path(run_dir)
     with stopping_at_ctrl_c(should_stop) as stop:
         result = run_population(

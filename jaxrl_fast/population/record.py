@@ -53,7 +53,7 @@ def trial_rows(book: Book) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "trial": trial.number,
-                    "env_steps": segment * book.segment_steps,
+                    "env_steps": segment * trial.segment_steps,
                     "seconds": round(trial.seconds[segment - 1], 3),
                     "score": _mean(scores),
                     **({f"score_{seed}": x for seed, x in enumerate(scores)} if len(scores) > 1 else {}),
@@ -143,9 +143,10 @@ def members(book: Book) -> dict[str, Any]:
             {
                 "number": number,
                 "status": trial.status,
-                "env_steps": trial.segments * book.segment_steps,
+                "env_steps": trial.env_steps,
+                "segment_steps": trial.segment_steps,
                 "seconds": round(trial.seconds[-1], 1) if trial.seconds else 0.0,
-                "score": _finite(_mean(trial.scores[-1])) if trial.scores else None,
+                "score": _finite(trial.score),
                 "scores": [_finite(_mean(scores)) for scores in trial.scores] if shown >= 0 else [],
                 "parent": trial.parent,
                 "point": {key: plain(value) for key, value in point.items()},
@@ -183,12 +184,15 @@ def ancestry(book: Book, number: int) -> list[tuple[int, dict[str, Any]]]:
         member, until = row.parent, row.segment
 
 
-def schedules_of(book: Book, number: int) -> dict[str, list[tuple[float, Any]]]:
+def schedules_of(book: Book, number: int, steps_per_tick: int = 1) -> dict[str, list[tuple[float, Any]]]:
     """Return the schedule of each rate that a member's network was trained with.
+
+    A change holds from half a tick before the tick in which it was made, so that rounding does not move it.
 
     Args:
         book: The trials.
         number: Number of the member.
+        steps_per_tick: Environment steps of a tick, of each learner.
 
     Returns:
         ``(share of the run, value)`` by key, for the rates that changed.
@@ -196,26 +200,28 @@ def schedules_of(book: Book, number: int) -> dict[str, list[tuple[float, Any]]]:
     changes = ancestry(book, number)
     found = {}
     for key in book.space.rates:
-        rows = [(segment / book.segments, settings[key]) for segment, settings in changes]
+        early = 0.5 * steps_per_tick / (book.segments * book.segment_steps)
+        rows = [(max(0.0, segment / book.segments - early), settings[key]) for segment, settings in changes]
         changed = [row for i, row in enumerate(rows) if i == 0 or row[1] != rows[i - 1][1]]
         if len(changed) > 1:
             found[key] = changed
     return found
 
 
-def write_schedules(folder: Path, book: Book, number: int) -> dict[str, str]:
+def write_schedules(folder: Path, book: Book, number: int, steps_per_tick: int) -> dict[str, str]:
     """Write the rates of a member over time, as files that a single run can follow.
 
     Args:
         folder: Folder for the files.
         book: The trials.
         number: Number of the member.
+        steps_per_tick: Environment steps of a tick, of each learner.
 
     Returns:
         Text of the schedule by key, as on the command line but without a file.
     """
     texts = {}
-    for key, rows in schedules_of(book, number).items():
+    for key, rows in schedules_of(book, number, steps_per_tick).items():
         lines = ["progress,value", *(f"{share:.6g},{value:.6g}" for share, value in rows)]
         replace_file(folder / f"{key.removeprefix('algo.')}.csv", "\n".join(lines) + "\n")
         texts[key] = "steps:" + ",".join(f"{share:.6g}={value:.6g}" for share, value in rows)

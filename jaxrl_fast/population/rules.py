@@ -133,7 +133,8 @@ def exchange(
         rule: Rule.
         space: Search space of the rates.
         points: Point of each member by number.
-        scores: Score of each member by number, -inf for one that diverged.
+        scores: Scores by number, -inf for a member that diverged. Members without a score are neither replaced nor
+            copied.
         rng: Source of the choices.
 
     Returns:
@@ -143,7 +144,7 @@ def exchange(
     alive = [number for number in order if scores[number] > -math.inf]
     if not alive or len(set(scores.values())) == 1:
         return []
-    count = max(1, int(len(order) * rule.quantile))
+    count = max(1, int(len(points) * rule.quantile))
     best = alive[:count]
     worst = [number for number in order[-count:] if scores[number] < scores[best[-1]]]
     replaced = [number for number in order if number in worst or scores[number] == -math.inf]

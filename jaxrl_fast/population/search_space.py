@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_fast.core import as_number
-from jaxrl_fast.numerics.optimizers import plain
+from jaxrl_fast.numerics.optimizers import Schedule, plain
 from jaxrl_fast.settings.schema import ConfigError, Key, describe_type, nearest, parse_word, read_value, written
 
 RANGES, LISTS = ("log", "uniform"), ("choice", "grid")
@@ -105,6 +105,8 @@ def read_draw(key: str, text: str, declared: Key) -> Draw:
     values = tuple(read_value(key, parse_word(f"{key}={part}").value(), declared) for part in parts)
     if kind in RANGES:
         _check_range(key, text, kind, values)
+    elif any(isinstance(value, Schedule) for value in values):
+        raise ConfigError(f"{PREFIX}{key}={text}: a list holds numbers, not schedules: write numbers")
     elif len(set(map(str, values))) < len(values):
         raise ConfigError(f"{PREFIX}{key}={text}: a value is repeated: write each once")
     return Draw(kind, values)
@@ -115,10 +117,12 @@ def _check_range(key: str, text: str, kind: str, values: Sequence[Any]) -> None:
         low, high = map(as_number, values)
     except (TypeError, ValueError):
         raise ConfigError(f"{PREFIX}{key}={text}: write two numbers, as in {kind}:1e-4:1e-2") from None
+    if kind == "log" and min(low, high) <= 0.0:
+        raise ConfigError(
+            f"{PREFIX}{key}={text}: a logarithmic range begins above 0: write uniform:... or larger numbers"
+        )
     if not low < high:
         raise ConfigError(f"{PREFIX}{key}={text}: the first number must be the smaller: write {kind}:{high:g}:{low:g}")
-    if kind == "log" and low <= 0.0:
-        raise ConfigError(f"{PREFIX}{key}={text}: a logarithmic range begins above 0: write uniform:{low:g}:{high:g}")
 
 
 def split_list(text: str) -> list[str]:
@@ -207,6 +211,19 @@ def random_shares(space: SearchSpace, seed: int, number: int) -> Shares:
         cell = cells[number % len(cells)]
         drawn |= {key: (at + 0.5) / len(draw.values) for (key, draw), at in zip(grid.items(), cell, strict=True)}
     return drawn
+
+
+def all_sizes(space: SearchSpace) -> list[dict[str, Any]]:
+    """List the settings of every group.
+
+    Args:
+        space: Search space.
+
+    Returns:
+        Values of the settings that are compiled in, by key; one empty dictionary without any.
+    """
+    products = itertools.product(*(draw.values for draw in space.sizes.values()))
+    return [dict(zip(space.sizes, values, strict=True)) for values in products]
 
 
 def grid_size(space: SearchSpace) -> int:

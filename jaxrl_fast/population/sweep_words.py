@@ -7,33 +7,16 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast.commands.run_config import Run, compose, make_algorithm
 from jaxrl_fast.core import MAX_SIZE
-from jaxrl_fast.population.asking import SamplerName
-from jaxrl_fast.population.planning import SearchOptions, check_options
-from jaxrl_fast.population.rules import Explore
+from jaxrl_fast.population.planning import OPTIONS, SearchOptions, check_options
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, make_space
 from jaxrl_fast.settings.schema import SWITCHES, ConfigError, Key, read_value, read_word, run_keys, written
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.system import CODE, names_code
 
-KEYS = {
-    "trials": Key(int | None, None, 1, "points that are tried; all of a grid, or 32", MAX_SIZE),
-    "at_once": Key(
-        int | Literal["measure"] | None,
-        None,
-        1,
-        "trials at once in a program; measure: finds the fastest here",
-        MAX_SIZE,
-    ),
-    "seeds_per_trial": Key(int, 1, 1, "learners of each trial, whose mean is its score", MAX_SIZE),
-    "sampler": Key(SamplerName, "random", text="how points are chosen: tpe is Optuna's, gp counts seconds"),
-    "halving": Key(int, 0, 0, "at each rung one of so many goes on; 0 none", MAX_SIZE),
-    "first_rung": Key(int | None, None, 1, "env steps until the first rung", MAX_SIZE),
-    "score": Key(Literal["training", "evaluation"], "training", text="returns by which trials are compared"),
-    "population.size": Key(int | None, None, 1, "members that copy each other: population-based training", MAX_SIZE),
-    "population.every": Key(int | None, None, 1, "env steps between exchanges; a twentieth of the run", MAX_SIZE),
-    "population.explore": Key(Explore, "perturb", text="how the rates of a copy change"),
-    "population.quantile": Key(float, 0.25, 0.01, "share that is replaced, and share that is copied", 0.5),
-    "population.replay": Key(bool, False, text="a copy takes over the replay buffer, too"),
+OF_POPULATION = ("size", "every", "explore", "quantile", "replay")
+KEYS = {f"population.{name}" if name in OF_POPULATION else name: key for name, key in OPTIONS.items()}
+KEYS["at_once"] = Key(int | Literal["measure"] | None, None, 1, "trials at once; measure: finds the fastest", MAX_SIZE)
+KEYS |= {
     "finalists": Key(int, 4, 1, "trials that are evaluated again at the end", 64),
     "final_episodes": Key(int, 128, 1, "episodes of each of them", MAX_SIZE),
     "write_tuned": Key(bool, False, text="write the best settings as a file for config=..."),
@@ -115,7 +98,21 @@ def read_sweep(words: Sequence[str]) -> Sweep:
         if key in SWITCHES and draw.kind in ("choice", "grid") and 0 in draw.values and len(draw.values) > 1:
             raise ConfigError(f"{PREFIX}{key}: 0 switches it off, which compiles another program: leave 0 out")
     check_options(options, space, run.total_steps)
+    _check_unused(given, space)
     return Sweep(list(words), others, run, options, given, space)
+
+
+def _check_unused(given: Mapping[str, Any], space: SearchSpace) -> None:
+    """Refuse words that would have no effect."""
+    for name in ("population.explore", "population.quantile", "population.replay"):
+        if given[name] != KEYS[name].default and given["population.size"] is None:
+            raise ConfigError(f"{name} is for a population: write population.size=16 with it")
+    if given["jobs"] != KEYS["jobs"].default and given["launcher"] == "none":
+        raise ConfigError(
+            f"jobs={given['jobs']} is for a script of jobs: write launcher=slurm or launcher=local with it"
+        )
+    if given["launcher"] != "none" and space.grid:
+        raise ConfigError(f"launcher={given['launcher']}: every job would try the whole grid: write choice: for grid:")
 
 
 def _check_run(run: Run) -> None:

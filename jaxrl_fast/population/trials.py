@@ -12,6 +12,10 @@ from jaxrl_fast.population.search_space import SearchSpace, Shares, TrialOutcome
 Status = Literal["training", "waiting", "stopped", "finished", "diverged"]
 
 
+LOWEST = -1e38
+"""Score of a trial that has ended no episode, where trials are ordered."""
+
+
 class Trial:
     """A point of the search space and what became of it; of a population, a member.
 
@@ -24,21 +28,41 @@ class Trial:
         seconds: Seconds of computing for it after each segment, of all its learners.
         status: Where it stands.
         parent: Trial that it was copied from last, or None.
+        segment_steps: Environment steps of a segment, of each learner.
+        since: Segments after which it was copied last, whose scores no longer count.
     """
 
-    def __init__(self, number: int, shares: Shares, seeds: Iterable[int]) -> None:
+    def __init__(self, number: int, shares: Shares, seeds: Iterable[int], segment_steps: int) -> None:
         self.number, self.shares, self.seeds = number, dict(shares), list(seeds)
-        self.segments = 0
+        self.segment_steps = segment_steps
+        self.segments = self.since = 0
         self.scores: list[list[float | None]] = []
         self.seconds: list[float] = []
         self.status: Status = "training"
         self.parent: int | None = None
 
     @property
-    def score(self) -> float:
-        """Mean of the last scores; -inf if a learner diverged or none has ended an episode."""
-        last = [one for one in (self.scores[-1] if self.scores else ()) if one is not None]
-        return float(np.mean(last)) if last else -math.inf
+    def score(self) -> float | None:
+        """Score after the last segment, as `score_at`."""
+        return self.score_at(self.segments)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of each learner."""
+        return self.segments * self.segment_steps
+
+    def score_at(self, segments: int) -> float | None:
+        """Return the mean of the learners' scores after some segments.
+
+        A learner without an ended episode in a segment has the score of the segment before. None if no learner has
+        ended an episode yet; -inf if one has diverged.
+        """
+        newest = [
+            next((one for one in reversed(column) if one is not None), None)
+            for column in zip(*self.scores[self.since : segments], strict=True)
+        ]
+        known = [one for one in newest if one is not None]
+        return float(np.mean(known)) if known else None
 
     def add(self, scores: Iterable[float | None], seconds: float) -> None:
         """Record a segment."""
@@ -63,7 +87,7 @@ def trial_from(content: dict[str, Any]) -> Trial:
     Returns:
         The trial.
     """
-    trial = Trial(content["number"], content["shares"], content["seeds"])
+    trial = Trial(content["number"], content["shares"], content["seeds"], content["segment_steps"])
     vars(trial).update(content)
     trial.scores = [[float(one) if isinstance(one, str) else one for one in row] for row in content["scores"]]
     return trial
@@ -91,7 +115,7 @@ class Book:
     Attributes:
         space: Search space.
         segments: Segments of a whole run.
-        segment_steps: Environment steps of a segment, of each learner.
+        segment_steps: Environment steps of a segment, of each learner; trials of a group with longer ticks differ.
         halving: Rule by which trials stop early, or None.
         trials: Trials by number.
         lineage: Rows of a population's lineage.
@@ -104,9 +128,9 @@ class Book:
         self.lineage: list[Lineage] = []
         self.gone_on: dict[int, list[int]] = {}
 
-    def start(self, shares: Shares, seeds: Iterable[int]) -> Trial:
+    def start(self, shares: Shares, seeds: Iterable[int], segment_steps: int | None = None) -> Trial:
         """Begin a trial."""
-        trial = Trial(len(self.trials), shares, seeds)
+        trial = Trial(len(self.trials), shares, seeds, segment_steps or self.segment_steps)
         self.trials[trial.number] = trial
         self.lineage.append(Lineage(0, trial.number, None, trial.shares))
         return trial
@@ -116,14 +140,23 @@ class Book:
         return value_of(self.space, self.trials[number].shares)
 
     def at_rung(self, rung: int) -> dict[int, float]:
-        """Return the scores at a rung, in segments, of all trials that reached it or diverged before."""
+        """Return the scores at a rung, in segments, of all trials that came so far.
+
+        A trial that diverged counts at the first rung that it did not pass. One without an ended episode has the lowest
+        score that can still go on.
+        """
         found = {}
+        rungs = () if self.halving is None else self.halving.rungs
         for number, trial in self.trials.items():
+            if trial.status == "diverged":
+                last = next((one for one in rungs if one >= trial.segments), trial.segments)
+                if rung == last:
+                    found[number] = -math.inf
+                if rung >= last:
+                    continue
             if trial.segments >= rung:
-                last = [one for one in trial.scores[rung - 1] if one is not None]
-                found[number] = float(np.mean(last)) if last else -math.inf
-            elif trial.status == "diverged":
-                found[number] = -math.inf
+                score = trial.score_at(rung)
+                found[number] = LOWEST if score is None else score
         return found
 
     def settle(self, number: int) -> None:
@@ -159,18 +192,19 @@ class Book:
         trial = self.trials[number]
         if self.halving is None or trial.status != "waiting":
             return False
-        at_most = most_trials
-        for rung in self.halving.rungs:
-            if rung == trial.segments:
-                break
-            at_most = max(1, at_most // self.halving.keep_one_in)
-        return may_be_promoted(self.halving, self.at_rung(trial.segments), number, at_most)
+        others = [t for t in self.trials.values() if t.status in ("training", "waiting")]
+        below = sum(other.segments < trial.segments for other in others) + most_trials - len(self.trials)
+        scores = self.at_rung(trial.segments)
+        return may_be_promoted(self.halving, scores, number, len(scores) + below)
 
     def copy(self, copies: Iterable[Copy], segment: int) -> None:
         """Record an exchange of a population."""
         for one in copies:
             trial = self.trials[one.target]
             trial.shares, trial.parent, trial.status = dict(one.shares), one.source, "training"
+            while trial.segments < segment:  # it diverged when nobody could be copied
+                trial.add([None] * len(trial.seeds), 0.0)
+            trial.since = segment
             self.lineage.append(Lineage(segment, one.target, one.source, trial.shares))
 
     def finish(self) -> None:
@@ -184,8 +218,8 @@ class Book:
         return [
             TrialOutcome(
                 t.shares,
-                t.score if t.scores else None,
-                t.segments * self.segment_steps,
+                t.score,
+                t.env_steps,
                 t.seconds[-1] / len(t.seeds) if t.seconds else 0.0,
                 t.status in ("finished", "diverged", "stopped"),
             )
@@ -195,7 +229,9 @@ class Book:
     def ranking(self) -> list[int]:
         """Return the numbers of all trials with a score: the longest trained first, of these the best."""
         found = [t for t in self.trials.values() if t.scores]
-        found.sort(key=lambda t: (t.status == "diverged", -t.segments, -t.score, t.number))
+        found.sort(
+            key=lambda t: (t.status == "diverged", -t.segments, -(LOWEST if t.score is None else t.score), t.number)
+        )
         return [t.number for t in found]
 
     def as_json(self) -> dict[str, Any]:

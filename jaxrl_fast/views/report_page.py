@@ -448,16 +448,15 @@ def joined_members(views: Sequence[RunView]) -> dict[str, Any] | None:
     if len(known) < len(views) or any(one["settings"] != known[0]["settings"] for one in known):
         return None
     members, lineage = [], []
-    for job, one in enumerate(known):
-        first = job * 10_000
-        members += [{**m, "number": m["number"] + first, "parent": _later(m["parent"], first)} for m in one["members"]]
-        lineage += [[s, number + first, _later(parent, first), point] for s, number, parent, point in one["lineage"]]
+    for job, one in zip(short_names(views), known, strict=True):
+        members += [{**m, "number": f"{job}/{m['number']}", "parent": _named(job, m["parent"])} for m in one["members"]]
+        lineage += [[s, f"{job}/{number}", _named(job, parent), point] for s, number, parent, point in one["lineage"]]
     members.sort(key=lambda m: (-m["env_steps"], m["score"] is None, -(m["score"] or 0.0)))
-    return {**known[0], "members": members, "lineage": lineage}
+    return {**known[0], "members": members, "lineage": lineage, "commands": []}
 
 
-def _later(number: int | None, first: int) -> int | None:
-    return None if number is None else number + first
+def _named(job: str, number: int | None) -> str | None:
+    return None if number is None else f"{job}/{number}"
 
 
 def write_report(folder: Path) -> None:

@@ -163,16 +163,16 @@ const charts = (() => {
     zooming = false;
   }
 
-  function clear() {
-    for (const { plot, box } of open) {
-      plot?.destroy();
-      resized.unobserve(box);
-      box.remove();
-    }
-    open.clear();
+  function drop(chart) {
+    chart.plot?.destroy();
+    resized.unobserve(chart.box);
+    chart.box.remove();
+    open.delete(chart);
   }
+
+  function clear() { [...open].forEach(drop); }
 
   function forgetZoom() { zoom = null; }
 
-  return { Chart, clear, forgetZoom, color, dash, dark };
+  return { Chart, clear, drop, forgetZoom, color, dash, dark };
 })();

@@ -8,6 +8,8 @@ const members = (() => {
   const STATES = { training: "trains", waiting: "waits at a rung", stopped: "stopped at a rung", finished: "finished", diverged: "diverged" };
   const svgName = "http://www.w3.org/2000/svg";
 
+  let chart = null;
+
   const named = key => key.replace(/^algo\./, "");
   const shown = value => typeof value === "number" ? si(value) : Array.isArray(value) ? `[${value.join(", ")}]` : String(value);
 
@@ -133,13 +135,17 @@ const members = (() => {
 
   function curves(place, data) {
     const lines = data.members.filter(member => member.scores.some(value => value !== null)).slice(0, MOST_LINES).map((member, rank) => ({
-      label: `trial ${member.number}`, x: member.scores.map((_, segment) => (segment + 1) * data.segment_steps), y: member.scores,
+      label: `trial ${member.number}`, x: member.scores.map((_, segment) => (segment + 1) * member.segment_steps), y: member.scores,
       color: rank, dash: charts.dash(rank), points: true }));
-    if (lines.length) new charts.Chart(place, { title: `scores of the best ${lines.length}`, height: 230, legend: true }).show(lines, "env_steps");
+    if (!lines.length) return;
+    chart = new charts.Chart(place, { title: `scores of the best ${lines.length}`, height: 230, legend: true });
+    chart.show(lines, "env_steps");
   }
 
   // Show everything in an empty place.
   function show(place, data) {
+    if (chart) charts.drop(chart);
+    chart = null;
     place.replaceChildren();
     html(place, "h2", data.lineage.some(row => row[2] !== null) ? "Members, the best first" : "Trials, the best first");
     const trains = data.members.filter(member => member.status === "training").map(member => member.number);
