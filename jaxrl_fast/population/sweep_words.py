@@ -31,7 +31,7 @@ HELP = """python -m jaxrl_fast.sweep KEY=VALUE ... sample.KEY=VALUES ... [key=va
   sample.algo.learning_rate=log:1e-4:1e-2     a rate, drawn on a logarithmic scale
   sample.algo.discount=uniform:0.95:0.999     on a linear one
   sample.algo.gae_lambda=choice:0.9,0.95      from a list; grid:0.9,0.95 tries all
-  sample.algo.hidden_sizes=choice:[64,64],[256,256]   a size: a program for each value
+  sample.algo.policy_hidden=choice:[64],[256,256]   a size: a program for each value
   resume=FOLDER                               continue a sweep that was stopped or killed
 All members of a group train side by side in one program. Other keys of the command, then all keys of train:"""
 
