@@ -14,7 +14,16 @@ import yaml
 
 from jaxrl_fast.commands import cli, run_config, tuning_cache
 from jaxrl_fast.commands.prepare import fill_in, new_folder, print_opening, write_facts
-from jaxrl_fast.commands.run_config import Run, compose, env_name, job_options, make_algorithm, make_envs, to_yaml
+from jaxrl_fast.commands.run_config import (
+    FOLLOWS_STEPS,
+    Run,
+    compose,
+    env_name,
+    job_options,
+    make_algorithm,
+    make_envs,
+    to_yaml,
+)
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.numerics.optimizers import plain
@@ -138,7 +147,8 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     width = stored_width(resume) or choose_width(sweep, jobs, largest)
     coarsest = max(ones, key=lambda job: job.plan.steps_per_tick)
     sized: dict[str, Any] = {"at_once": width, "seed": run.seed, "total_steps": run.total_steps}
-    plan = make_plan(sweep.options, sweep.space, coarsest, **sized)._replace(finalists=sweep.given["finalists"])
+    plan = make_plan(sweep.options, sweep.space, coarsest, **sized)
+    plan = plan._replace(finalists=sweep.given["finalists"], save_every=segments_per_checkpoint(run, plan))
     kind = "sweep" if sweep.options.size is None else "population"
     named = dataclasses.replace(run, name=run.name or kind, run_dir=str(resume) if resume else run.run_dir)
     with ExitStack() as stack:
@@ -170,6 +180,22 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
         conclude_sweep(sweep, result, folder)
     cluster.finish()
     return 128 + stop.number if stop.number else 0
+
+
+def segments_per_checkpoint(run: Run, plan: SearchPlan) -> int:
+    """Return the segments between two checkpoints: one, unless ``checkpoint.every`` or ``checkpoint.keep=0`` is given.
+
+    Args:
+        run: Settings of a member.
+        plan: Plan of the sweep.
+
+    Returns:
+        The number, 0 for no checkpoints.
+    """
+    if run.checkpoint.keep == 0:
+        return 0
+    given = run.sources.get("checkpoint.every", FOLLOWS_STEPS) != FOLLOWS_STEPS
+    return max(1, round((run.checkpoint.every or 1) / plan.segment_steps)) if given else 1
 
 
 def stored_width(resume: Path | None) -> int | None:
@@ -304,7 +330,9 @@ def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs) -> None:
     replay = f", of these {needs.replay_bytes / 1e6:,.1f} MB replay" if needs.replay_bytes else ""
     at_once = needs.member_bytes * needs.slots / 1e6
     print(f"memory {needs.member_bytes / 1e6:,.2f} MB a learner{replay}, {at_once:,.1f} MB at once")
-    print(f"a checkpoint of up to {needs.checkpoint_bytes / 1e6:,.1f} MB after each segment")
+    if plan.save_every:
+        after = "each segment" if plan.save_every == 1 else f"every {plan.save_every} segments"
+        print(f"a checkpoint of up to {needs.checkpoint_bytes / 1e6:,.1f} MB after {after}")
     given = sweep.given
     at_rungs = f"{sweep.run.eval.episodes} episodes of each learner after each segment, "
     at_rungs = at_rungs if plan.score == "evaluation" else ""
@@ -337,7 +365,8 @@ def conclude_sweep(sweep: Sweep, result: PopulationResult, folder: Path) -> None
     draw_population(folder, members(result.book))
     try_to_write(folder, print)
     if not result.complete:
-        print(f"stopped; continue it with: python -m jaxrl_fast.sweep resume={folder}")
+        more = f"continue it with: python -m jaxrl_fast.sweep resume={folder}"
+        print(f"stopped; {more if sweep.run.checkpoint.keep else 'checkpoint.keep=0 saved nothing to continue from'}")
     elif result.best is not None:
         print(f"repeat the best alone: {command_line([f'config={folder / BEST}/config.yaml'])}")
         if sweep.given["write_tuned"]:

@@ -93,7 +93,7 @@ class Driver:
             else:
                 self._seat_members(group)
             if not self._run_segment(group):
-                self._save(group)
+                self._save(group, stopping=True)
                 return False
             self._record(group)
             if self.plan.exchange is None:
@@ -432,7 +432,11 @@ class Driver:
 
     # checkpoints
 
-    def _save(self, group: MemberGroup) -> None:
+    def _save(self, group: MemberGroup, *, stopping: bool = False) -> None:
+        """Write a checkpoint when one is due, and when the population stops."""
+        every = self.plan.save_every
+        if not every or (self.done % every and not stopping):
+            return
         assert group.state is not None
         progress = {
             **dict(book=self.book.as_json(), asked=self.asked, pending=self.pending, done=self.done),

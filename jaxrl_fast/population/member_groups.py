@@ -34,6 +34,7 @@ class SearchPlan(NamedTuple):
         seed: Seed of the search.
         ask: Chooses the point of a new trial.
         finalists: Trials that are evaluated again at the end.
+        save_every: Segments between two checkpoints; 0 for none.
     """
 
     space: SearchSpace
@@ -49,6 +50,7 @@ class SearchPlan(NamedTuple):
     seed: int
     ask: Ask
     finalists: int = 4
+    save_every: int = 1
 
 
 class MemberGroup:
