@@ -134,6 +134,13 @@ def test_a_search_by_halving_over_sizes_leaves_its_files_and_the_best_can_be_rep
     assert "members" in page_of_joined(views, joined)
 
 
+@pytest.mark.parametrize("word, kept", [("checkpoint.keep=0", []), ("checkpoint.every=512", ["2", "4"])])
+def test_checkpoints_are_as_often_as_asked(word: str, kept: list[str], here: Path, commands: Commands):
+    words = [RATE, "population.size=2", "population.every=256", word, "run_dir=run"]
+    assert commands.run(here, "sweep", *SMALL, *words, trains=True).status == 0
+    assert sorted(path.name for path in (here / "run").glob("population/*")) == kept
+
+
 def test_groups_with_other_ticks_train_as_many_steps_and_a_group_that_cannot_run_is_refused(
     here: Path, commands: Commands
 ):
