@@ -4,6 +4,7 @@ A member's numbers depend neither on its slot nor on the others': its state has 
 members may begin at different times, its tick. Members move between slots and the host's memory as named arrays.
 """
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -255,12 +256,11 @@ def put(slots: Slots, state: TrainState, members: Mapping[int, Arrays]) -> Train
     if not members:
         return state
     leaves = {name: np.array(hosts.to_host(leaf)) for name, leaf in named(state).items()}
-    for slot, arrays in members.items():
-        for name, array in arrays.items():
-            if _has_axis(slots, name):
-                leaves[name][slot] = array
-            else:
-                leaves[name] = array
+    for (slot, arrays), name in itertools.product(members.items(), leaves):
+        if _has_axis(slots, name):
+            leaves[name][slot] = arrays[name]
+        else:
+            leaves[name] = arrays[name]
     return placed(slots, state, leaves)
 
 

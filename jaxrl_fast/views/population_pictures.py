@@ -128,18 +128,31 @@ def draw_lineage(plt: Any, data: Mapping[str, Any]) -> Any:
     )
     for (index, key, kind), (at,) in zip(ranged, axes, strict=True):
         for member in data["members"]:
-            number, color = member["number"], BEST if member["number"] == best else OTHERS
-            rows = [(steps, parent, point[index]) for steps, own, parent, point in data["lineage"] if own == number]
-            ends = [*(steps for steps, _, _ in rows[1:]), member["env_steps"]]
-            for (steps, parent, value), end in zip(rows, ends, strict=True):
-                at.plot([steps, end], [value, value], color=color, lw=2.2 if number == best else 1.0)
-                before = [point[index] for s, own, _, point in data["lineage"] if own == parent and s < steps]
-                if before:
-                    at.plot([steps, steps], [before[-1], value], color=color, lw=0.8, ls=":")
+            draw_rate(at, data, member, index, best=member["number"] == best)
         at.set(ylabel=key.removeprefix("algo."), yscale="log" if kind == "log" else "linear")
         at.grid(alpha=0.3)
     axes[-1][0].set_xlabel(f"environment steps; in color: member {best}, the best")
     return figure
+
+
+def draw_rate(at: Any, data: Mapping[str, Any], member: Mapping[str, Any], index: int, *, best: bool) -> None:
+    """Draw one rate of a member over time.
+
+    Args:
+        at: Axes.
+        data: Content of ``members.json``.
+        member: The member.
+        index: Position of the rate among the settings.
+        best: Whether it is drawn in color.
+    """
+    color = BEST if best else OTHERS
+    rows = [row for row in data["lineage"] if row[1] == member["number"]]
+    ends = [*(row[0] for row in rows[1:]), member["env_steps"]]
+    for (steps, _, parent, point), end in zip(rows, ends, strict=True):
+        at.plot([steps, end], [point[index]] * 2, color=color, lw=2.2 if best else 1.0)
+        before = [own[index] for begin, number, _, own in data["lineage"] if number == parent and begin < steps]
+        if before:
+            at.plot([steps, steps], [before[-1], point[index]], color=color, lw=0.8, ls=":")
 
 
 def _place(value: Any, values: list[str]) -> int:
