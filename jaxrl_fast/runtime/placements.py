@@ -182,8 +182,8 @@ def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """
     if not any(f.host for f in graph.fragments):
         raise GraphError(
-            "placement=central_inference is for environments on the host. These are compiled, and computing their "
-            "actions elsewhere costs a transfer per step: write placement=fused or placement=sampler_learner"
+            "placement=central_inference is for environments on the host. This run has compiled ones, whose actions "
+            "cost a transfer per step elsewhere, or recorded steps: write placement=fused or placement=sampler_learner"
         )
     return Placement("central_inference", (Group(_names(graph), (devices[0],)),))
 
