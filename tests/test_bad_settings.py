@@ -126,7 +126,7 @@ COMMANDS = [
     ("algo.policy_hidden=[8,0]", "algo.policy_hidden=[8,0]: write a number of at least 1"),
     ("algo.buffer_size=1e15", "write a number of at most 2147483647"),
     ("algo.activation=sigmoid", "algo.activation=sigmoid: write one of relu, tanh, swish"),
-    ("algo.learning_rate=fast", "write a number or a schedule such as linear:3e-4:0 (linear, cosine)"),
+    ("algo.learning_rate=fast", "write a number or a schedule such as linear:3e-4:0 (linear, cosine, file)"),
     ("algo.learning_rate=linear:3e-4", "algo.learning_rate=linear:3e-4: write a number or a schedule"),
     ("algo.learning_rate=square:1:0", "algo.learning_rate=square:1:0: write a number or a schedule"),
     ("algo.learning_rate=-1", "algo.learning_rate=-1: write a number of at least 0"),

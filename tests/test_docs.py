@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs" / "site"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "bench"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "gpu"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "learning"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "startup"))
@@ -19,6 +20,7 @@ import docs_other
 import docs_run
 import docs_tables
 import learning_page
+import population
 import scaling
 import startup
 import startup_watch
@@ -165,6 +167,7 @@ def test_a_result_that_changed_changes_its_table(name: str, monkeypatch: pytest.
 
 WRITERS = {
     learning_page: lambda: learning_page.write_page(docs_measured.RESULTS),
+    population: population.write_page,
     targets: lambda: targets.main(["--page"]),
     scaling: lambda: scaling.write_page(scaling.by_line(docs_measured.read("scaling.json"))),
     startup: lambda: startup.write_page(docs_measured.read("startup.json")),
