@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
         return None
     name = make or json.loads((folder / "policy.json").read_text(encoding="utf-8"))["made_by"]["algo"]
     factory = factory_of(name) if make else ALGORITHMS[name]
-    return lambda **options: factory(**{**options, **own})
+    return partial(factory, **own)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

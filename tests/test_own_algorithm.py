@@ -42,6 +42,13 @@ def sized(width: int = 32, steps: tuple[int, ...] = (4,), kind="plain", **rates:
     return awr(rollout_length=width)._replace(options={})
 
 
+def wide_ppo(learning_rate=1e-3, width=16):
+    import jaxrl_fast
+
+    sizes = dict(rollout_length=8, num_minibatches=2)
+    return jaxrl_fast.ppo(learning_rate=learning_rate, policy_hidden=(width,), value_hidden=(width,), **sizes)
+
+
 def fails():
     raise KeyError("nothing here")
 
@@ -141,6 +148,22 @@ def test_every_command_takes_the_run(run: Path, commands: Commands):
     assert flat_settings(repeated)["algo.make"] == "my_algos.awr"
     words = dict(command_lines(read_run(run)))
     assert all(OWN in words[name] for name in ("evaluate", "export", "resume")) and OWN not in words["repeat"]
+
+
+def test_a_factory_with_other_arguments_than_the_one_it_calls_is_loaded_again(folder: Path, commands: Commands):
+    own = "algo.make=my_algos.wide_ppo"
+    words = [
+        "env=cartpole",
+        "algo=custom",
+        own,
+        "algo.width=8",
+        "total_steps=1024",
+        "run_dir=wide",
+        "eval.beside=false",
+    ]
+    for command, *more in (["train", *words], ["evaluate", "wide", own, "episodes=4"], ["export", "wide", own]):
+        ended = commands.run(folder, command, *more, trains=True)
+        assert ended.status == 0, (command, ended.err)
 
 
 LOADING = (["evaluate", "run"], ["render", "run"], ["export", "run"], ["train", "resume=run", "total_steps=2048"])

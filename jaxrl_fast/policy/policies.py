@@ -1,8 +1,10 @@
 """A trained policy as a value: parameters, observation statistics and two pure functions; also of a single agent."""
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -238,9 +240,13 @@ def built_again(spec: EnvSpec, made_by: dict[str, Any], algorithm: OwnAlgorithm 
     view = view_of(spec)
     # Sizes such as the batch are not stored and do not matter here; their defaults support 64 environments.
     if not isinstance(algorithm, Algorithm):
-        options = made_by["options"].items()
         factory = ALGORITHMS[made_by["algo"]] if algorithm is None else algorithm
-        algorithm = factory(**{name: tuple(x) if isinstance(x, list) else x for name, x in options})
+        taken = inspect.signature(factory).parameters  # a user's may call one of this package with other options
+        every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        given = algorithm.keywords if isinstance(algorithm, partial) else {}
+        stored = {**made_by["options"], **given}
+        options = {name: x for name, x in stored.items() if every or name in taken or algorithm is None}
+        algorithm = factory(**{name: tuple(x) if isinstance(x, list) else x for name, x in options.items()})
     return algorithm.build(view.spec if view else spec, 64), view
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_fast.core import as_number
 from jaxrl_fast.numerics.optimizers import Schedule, plain
-from jaxrl_fast.settings.schema import ConfigError, Key, describe_type, nearest, parse_word, read_value, written
+from jaxrl_fast.settings.schema import ConfigError, Key, nearest, parse_word, read_value, written
 
 RANGES, LISTS = ("log", "uniform"), ("choice", "grid")
 FORM = "log:1e-4:1e-2, uniform:0.9:1, choice:1,2,3 or grid:1,2,3"
@@ -165,10 +165,10 @@ def make_space(texts: Mapping[str, str], keys: Mapping[str, Key], rates: Sequenc
             hint = f"write one of {', '.join(rates)}, or a size" if hint.startswith("write one of") else hint
             raise ConfigError(f"{PREFIX}{key}: there is no such setting of the algorithm: {hint}")
         if key not in rates and text.split(":")[0] in RANGES:
-            sizes = f"{PREFIX}{key}=choice:..."
+            named = ", ".join(rate.removeprefix("algo.") for rate in rates)
             raise ConfigError(
-                f"{PREFIX}{key}={text}: it is a size or a choice ({describe_type(keys[key].type)}), compiled into the "
-                f"program; each of its values is a group of members: write {sizes}"
+                f"{PREFIX}{key}={text}: it is none of the rates ({named}) but a size or a choice, compiled into the "
+                f"program; each of its values is a group of members: write {PREFIX}{key}=choice:..."
             )
         draws[key] = read_draw(key, text, keys[key])
     within = {key: draw for key, draw in draws.items() if key in rates}
