@@ -160,12 +160,17 @@ PBT += ["sample.algo.learning_rate=log:1e-5:1e-2", "sample.algo.entropy_coef=log
 
 
 def pbt(seed: int) -> None:
-    """Compare population-based training of 8 with random search of 8 trials, of equal steps."""
-    ways = {"random": ["trials=8"], "pbt": ["population.size=8", "population.every=25_000"]}
-    for name, words in ways.items():
-        if f"pbt {name} {seed}" not in stored():
-            summary, seconds = sweep([*PBT, *words, f"seed={100 * seed}", "finalists=4"], in_new_folder(name))
-            store(f"pbt {name} {seed}", row_of(summary, seconds))
+    """Compare population-based training of 8 with random search of 8 trials, of equal steps: short, then 2 million."""
+    lengths = {"pbt": [], "pbt2M": ["total_steps=2_000_000", "population.every=100_000"]}
+    for kind, longer in lengths.items():
+        for name, words in {"random": ["trials=8"], "pbt": ["population.size=8", "population.every=25_000"]}.items():
+            if f"{kind} {name} {seed}" not in stored():
+                changed = [word.partition("=")[0] for word in longer]
+                base = [word for word in [*PBT, *words] if word.partition("=")[0] not in changed]
+                more = [word for word in longer if name == "pbt" or word.startswith("total_steps")]
+                asked = [*base, *more, f"seed={100 * seed}", "finalists=4"]
+                summary, seconds = sweep(asked, in_new_folder(name))
+                store(f"{kind} {name} {seed}", row_of(summary, seconds))
 
 
 GP = ["env=acrobot", "algo=ppo", "tuned=false", "total_steps=500_000", "trials=16", "at_once=4", "finalists=2"]
@@ -230,6 +235,7 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
         "gp": ("`sampler=gp halving=4`, 16 trials of Acrobot, 500,000 steps", "gp"),
         "gp ": ("the same, first rung after 80,000 steps", "later"),
         "pbt": ("population-based training of 8 on MinAtar's Breakout, 500,000 steps", "pbt"),
+        "pbt2M": ("the same, 2 million steps", "pbt"),
     }
     for kind, (label, way) in labels.items():
         kind = kind.strip()
