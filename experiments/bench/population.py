@@ -242,7 +242,9 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
         pairs = [(rows.get(f"{kind} random {i}"), rows.get(f"{kind} {way} {i}")) for i in range(3)]
         found = [(a, b) for a, b in pairs if a and b]
         if found:
-            lines.append(f"| {label}, against random search, {len(found)} repeats | {compared(found)} |")
+            lines.append(
+                f"| {label}, against random search, {len(found)} repeat{'s' * (len(found) > 1)} | {compared(found)} |"
+            )
     if EVORL.exists():
         lines += evorl_lines(json.loads(EVORL.read_text()))
     return lines
