@@ -140,9 +140,8 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     Returns:
         Exit code.
     """
-    ones = [
-        jobs(1, sizes) for sizes in all_sizes(sweep.space)
-    ]  # what no group can run is refused before a folder is made
+    # Of every group, so that one that cannot run is refused before a folder is made.
+    ones = [jobs(1, sizes) for sizes in all_sizes(sweep.space)]
     largest = max(ones, key=lambda job: member_bytes(job)[0])
     width = stored_width(resume) or choose_width(sweep, jobs, largest)
     coarsest = max(ones, key=lambda job: job.plan.steps_per_tick)

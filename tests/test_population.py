@@ -289,6 +289,21 @@ def test_a_population_copies_its_best_members_and_replaces_the_diverged(at_once)
 STOPPED = [dict(trials=6, at_once=2, halving=2), dict(size=4, at_once=2, every=64), dict(trials=4, at_once=2)]
 
 
+def test_a_population_in_turns_continues_from_between_two_turns(tmp_path):
+    options = dict(size=4, at_once=2, every=64)
+    lines: list[str] = []
+
+    def end_at_third(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            raise RuntimeError("the process ends")
+
+    with pytest.raises(RuntimeError, match="the process ends"):
+        search(tmp_path, tell=end_at_third, **options)
+    again, whole = search(tmp_path, resume=tmp_path, **options), search(None, **options)
+    assert scores_by_trial(again) == scores_by_trial(whole) and again.best == whole.best
+
+
 @pytest.mark.parametrize("options", STOPPED)
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_a_population_that_is_stopped_continues_to_the_bit(options, chunks, tmp_path):

@@ -216,10 +216,14 @@ class Driver:
         for seat in seats:
             number = group.seats[seat]
             if number is not None and group.state is not None and self.book.may_go_on(number, self.plan.trials):
-                self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
+                self._store(group, seat, number)
         for number in [n for n in self.stored if not self.book.may_go_on(n, self.plan.trials)]:
             if self.plan.exchange is None and self.book.trials[number].status != "training":
                 del self.stored[number]
+
+    def _store(self, group: MemberGroup, seat: int, number: int) -> None:
+        assert group.state is not None
+        self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
 
     def _bring_back(self, group: MemberGroup, seats: Mapping[int, int]) -> None:
         members = {
@@ -277,7 +281,7 @@ class Driver:
 
     def _record(self, group: MemberGroup) -> None:
         training, (metrics, seconds) = self._training(group), self.partial.take()
-        each, active = group.slots.number // len(group.seats), sum(number is not None for number in training)
+        active = sum(number is not None for number in training)
         (sampling,) = tagged(group.job.graph, SAMPLING)
         scores = scores_of(metrics, sampling)
         if self.plan.score == "evaluation":
@@ -291,7 +295,7 @@ class Driver:
         for seat, number in enumerate(training):
             if number is not None:
                 own = [scores[slot] for slot in group.slots_of(seat)]
-                self.book.trials[number].add(own, seconds * each / (each * active))
+                self.book.trials[number].add(own, seconds / active)
 
     # what follows
 
@@ -359,9 +363,7 @@ class Driver:
         seats = [*turn, *[None] * (len(group.seats) - len(turn))]
         if group.seats == seats and group.state is not None:
             return
-        for seat, number in enumerate(group.seats):
-            if number is not None and group.state is not None:
-                self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
+        self._stand_up(group)
         group.seats = seats
         came_back = {seat: n for seat, n in enumerate(seats) if n is not None and n in self.stored}
         if not came_back or group.state is None:
@@ -373,7 +375,7 @@ class Driver:
         if not copies:
             return
         if len(self._turns()) > 1:
-            self._seat_all_on_host(group)
+            self._stand_up(group)
             self._copy_on_host(group, copies)
             return
         assert group.state is not None
@@ -400,10 +402,11 @@ class Driver:
         if isinstance(group.job.env, HostEnv):
             group.state, _ = resuming.end_episodes(group.state, group.job.graph, group.job.agent)
 
-    def _seat_all_on_host(self, group: MemberGroup) -> None:
+    def _stand_up(self, group: MemberGroup) -> None:
+        """Store all seated members in the host's memory."""
         for seat, number in enumerate(group.seats):
             if number is not None and group.state is not None:
-                self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
+                self._store(group, seat, number)
         group.seats = [None] * len(group.seats)
 
     def _copy_on_host(self, group: MemberGroup, copies: Sequence[Copy]) -> None:
@@ -460,7 +463,8 @@ class Driver:
         self.asked, self.pending, self.done = progress["asked"], progress["pending"], progress["done"]
         self.generation, self.wall_before_s = progress["generation"], progress["wall_s"]
         sitting = [number for number in progress["seats"] if number is not None]
-        group = self._enter(self._sizes(self.book.trials[sitting[0]].shares))
+        anyone = self.book.trials[sitting[0] if sitting else 0]  # between the turns of a population nobody sits
+        group = self._enter(self._sizes(anyone.shares))
         group.seats = progress["seats"]
         template = self._fresh_template(group)
         names = places.named(template)

@@ -7,7 +7,6 @@ members may begin at different times, its tick. Members move between slots and t
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -132,11 +131,7 @@ def compile_slots(slots: Slots) -> CompiledSlots:
     """
     hyper = slots.job.algorithm.hyper
     init, run = slots.program.ready(slots.job.keys, hyper)
-    return CompiledSlots(partial(_init, init, hyper), run)
-
-
-def _init(init: Any, hyper: Any, keys: jax.Array) -> TrainState:
-    return init(keys, hyper)
+    return CompiledSlots(lambda keys: init(keys, hyper), run)
 
 
 def begin(slots: Slots, ready: CompiledSlots, seeds: Sequence[int], hypers: Sequence[Any]) -> TrainState:

@@ -1,7 +1,7 @@
 """The book of a population: every trial with its point, its scores, and where it stands. Plain data, as in JSON."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -247,7 +247,3 @@ class Book:
         self.trials = {one["number"]: trial_from(one) for one in content["trials"]}
         self.lineage = [Lineage(*row) for row in content["lineage"]]
         self.gone_on = dict(content["gone_on"])
-
-
-MakeSeeds = Callable[[int], list[int]]
-"""(number of a trial) -> seeds of its learners."""
