@@ -167,10 +167,9 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     result = run_population(
         plan,
         lambda sizes: jobs(width * each, sizes),
-        Files(folder, {}, facts),
+        Files(folder, facts),
         should_stop=stop,
         tell=print if hosts.is_first() else lambda line: None,
-        finalists=sweep.given["finalists"],
         final_episodes=sweep.given["final_episodes"],
         resume=resume,
     )

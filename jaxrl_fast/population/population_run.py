@@ -81,12 +81,10 @@ class Files(NamedTuple):
 
     Attributes:
         folder: Its folder, or None to write nothing.
-        settings: What its checkpoints name as settings.
         facts: More entries for pages.
     """
 
     folder: Path | None
-    settings: Mapping[str, Any] = {}
     facts: Mapping[str, Any] = {}
 
 
@@ -97,7 +95,6 @@ def run_population(
     *,
     should_stop: ShouldStop = lambda: False,
     tell: Tell = to_stderr,
-    finalists: int = 4,
     final_episodes: int = 128,
     resume: Path | None = None,
 ) -> PopulationResult:
@@ -109,8 +106,7 @@ def run_population(
         files: Where it writes.
         should_stop: Called before every chunk.
         tell: Shows messages to the user.
-        finalists: Trials that are evaluated at the end.
-        final_episodes: Episodes of each of their learners.
+        final_episodes: Episodes of each learner of the ``plan.finalists`` best trials at the end.
         resume: Folder of a population to continue, or None.
 
     Returns:
@@ -124,20 +120,20 @@ def run_population(
         writes = files.folder is not None and hosts.is_first()
         status = RunStatus(files.folder, resumed=resume is not None, **files.facts) if writes and files.folder else None
         saver = stack.enter_context(_saver(files, tell)) if files.folder is not None else None
-        hooks = Hooks(should_stop, tell, lambda b: on_segment(b), lambda *parts: _save(saver, *parts))
-        driver = Driver(plan, book, make_group_job, hooks)
-        stack.enter_context(closing(driver))
-        described = Described(driver, status, files, tell)
 
-        def on_segment(b: Book) -> None:
-            described.after_segment()
+        def on_segment(book: Book) -> None:
+            if status is not None and files.folder is not None:
+                write_tables(files.folder, book, files.facts)
+            report_progress(book, driver.wall_s(), status, tell)
 
+        hooks = Hooks(should_stop, tell, on_segment, lambda *parts: _save(saver, *parts))
+        driver = stack.enter_context(closing(Driver(plan, book, make_group_job, hooks)))
         if resume is not None:
             found = checkpoints.read_description(_newest(resume))
             driver.go_on_from(Resume(found.progress, checkpoints.read_arrays(found)))
             tell(f"continues after {driver.done} segments")
         complete = driver.train()
-        result = conclude(driver, complete, finalists, final_episodes)
+        result = conclude(driver, complete, plan.finalists, final_episodes)
         if files.folder is not None and status is not None:
             write_tables(files.folder, book, files.facts)
             status.end(None, complete=complete)
@@ -155,7 +151,7 @@ def _saver(files: Files, tell: Tell) -> Checkpointer:
     assert files.folder is not None
     if hosts.is_first():
         checkpoints.remove_stale(files.folder / FOLDER)
-    return Checkpointer(files.folder / FOLDER, Checkpoints(keep=2), files.settings, [], Calls(tell=tell))
+    return Checkpointer(files.folder / FOLDER, Checkpoints(keep=2), {}, [], Calls(tell=tell))
 
 
 def _save(
@@ -171,32 +167,29 @@ def _save(
         saver.save(done, state, progress, None, beside)
 
 
-class Described:
-    """Reports the progress of a population, after each segment."""
+def report_progress(book: Book, wall_s: float, status: RunStatus | None, tell: Tell) -> None:
+    """Print a line after a segment, and store its figures for the dashboard.
 
-    def __init__(self, driver: Driver, status: RunStatus | None, files: Files, tell: Tell) -> None:
-        self.driver, self.status, self.files, self.tell = driver, status, files, tell
-
-    def after_segment(self) -> None:
-        """Write the tables and print a line."""
-        book = self.driver.book
-        if self.files.folder is not None and self.status is not None:
-            write_tables(self.files.folder, book, self.files.facts)
-        ranking = book.ranking()
-        best = book.trials[ranking[0]] if ranking else None
-        counts = {s: sum(t.status == s for t in book.trials.values()) for s in ("training", "finished", "diverged")}
-        words = [f"{number} {name}" for name, number in counts.items() if number]
-        steps = sum(t.env_steps * len(t.seeds) for t in book.trials.values())
-        line = f"{steps:>13,} steps  {self.driver.wall_s():7.0f} s  {', '.join(words) or 'all wait'}"
-        if best is not None and best.score is not None:
-            line += f"; best {best.score:.1f} after {best.env_steps:,} steps "
-            line += f"(trial {best.number}: {describe_point(book.point(best.number))})"
-        self.tell(line)
-        if self.status is not None:
-            score = best.score if best is not None and best.score is not None and np.isfinite(best.score) else None
-            self.status.set(
-                state="training", env_steps=steps, wall_s=self.driver.wall_s(), episode_return=score, best_return=score
-            )
+    Args:
+        book: The trials.
+        wall_s: Seconds so far.
+        status: Status of the folder, or None.
+        tell: Shows messages to the user.
+    """
+    ranking = book.ranking()
+    best = book.trials[ranking[0]] if ranking else None
+    score = None if best is None else best.score
+    counts = {s: sum(t.status == s for t in book.trials.values()) for s in ("training", "finished", "diverged")}
+    words = [f"{number} {name}" for name, number in counts.items() if number]
+    steps = sum(t.env_steps * len(t.seeds) for t in book.trials.values())
+    line = f"{steps:>13,} steps  {wall_s:7.0f} s  {', '.join(words) or 'all wait'}"
+    if best is not None and score is not None:
+        point = describe_point(book.point(best.number))
+        line += f"; best {score:.1f} after {best.env_steps:,} steps (trial {best.number}: {point})"
+    tell(line)
+    if status is not None:
+        score = score if score is not None and np.isfinite(score) else None
+        status.set(state="training", env_steps=steps, wall_s=wall_s, episode_return=score, best_return=score)
 
 
 def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> PopulationResult:
@@ -401,7 +394,6 @@ def train_population(
             Files(folder),
             should_stop=stop,
             tell=tell,
-            finalists=finalists,
             final_episodes=final_episodes,
             resume=None if resume is None else Path(resume),
         )
