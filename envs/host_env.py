@@ -86,6 +86,21 @@ class DeviceSteps(NamedTuple):
     decode: Callable[[Any], Any]
 
 
+class Rollouts(NamedTuple):
+    """Whole rollouts where the environments are stepped (``pool.bridge=worker``).
+
+    Attributes:
+        load: ``(plan) -> arrays by name``, prepares the processes for a `pool.rolling.RolloutPlan`, whose ``fields`` it
+            completes, and returns the shared arrays.
+        roll: Makes a rollout from the shared arrays; its results are in them afterwards.
+        parts: Rows of each process.
+    """
+
+    load: Callable[[Any], dict[str, np.ndarray]]
+    roll: Callable[[], None]
+    parts: tuple[slice, ...]
+
+
 class HostEnv(NamedTuple):
     """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped independently.
 
@@ -111,8 +126,8 @@ class HostEnv(NamedTuple):
         recv_any: ``() -> (indices [E / G], HostStep)`` of the environments that are ready first, fewer where fewer are
             under way. Used with ``send_to``, else None.
         num_seeds: Number of slices, ``S``.
-        bridge: Connection to compiled programs: ``host`` (called between programs) or ``callback`` (called from within
-            one).
+        bridge: Connection to compiled programs: ``host`` (called between programs), ``callback`` (called from within
+            one) or ``worker`` (whole rollouts, with ``rollouts``).
         overlaps: Whether a group is stepped elsewhere while this process computes the actions of another.
         success: ``() -> int8 [E]`` of each environment's last finished episode: 1 success, 0 failure, `UNTOLD` if the
             environment does not report it or no episode finished. None if unsupported. Only evaluation calls it.
@@ -122,6 +137,7 @@ class HostEnv(NamedTuple):
             names the environment and step of a row. None if nothing is bounded.
         watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values outside of their
             spaces to ``tell``. None with EnvPool.
+        rollouts: Whole rollouts in the processes of the environments, or None.
         on_device: How a simulator is stepped on the device of training, instead of by ``send`` and ``recv``, or None.
         draws: Whether an environment made with a camera has pictures, according to its metadata.
         made: How `jaxrl_fast.make_env` made it; None if another function did.
@@ -146,6 +162,7 @@ class HostEnv(NamedTuple):
     agents: Callable[[], np.ndarray] | None = None
     require_inside: Callable[[Any, Callable[[int], str]], None] | None = None
     watched: Callable[[int, Callable[[str], None]], "HostEnv"] | None = None
+    rollouts: Rollouts | None = None
     on_device: DeviceSteps | None = None
     draws: bool = False
     made: Made | None = None

@@ -187,3 +187,26 @@ def path_of(function: Any) -> str:
         ``my_package.make``.
     """
     return function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
+
+
+def current_bytes() -> int:
+    """Return the memory of this process.
+
+    Returns:
+        Bytes now; the peak so far if the system does not report the current value (Linux does).
+    """
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """Return the peak memory of this process so far.
+
+    Returns:
+        Bytes.
+    """
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

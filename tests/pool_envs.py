@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 
 class Walk(gymnasium.Env):
@@ -75,3 +75,40 @@ class Uneven(gymnasium.Env):
             time.sleep(self.slow_s)
         self.steps += 1
         return np.array([self.steps, self.slow], np.float32), float(action), False, False, {}
+
+
+class Kinds(gymnasium.Env):
+    """A walk with any kind of observation and action, which ends after 3 to 8 steps.
+
+    Observations are a ``vector``, an ``image`` or a ``dict`` of a vector and a mask; actions ``Discrete``, a ``Box`` or
+    ``MultiDiscrete``.
+    """
+
+    def __init__(self, obs: str = "vector", action: str = "Discrete") -> None:
+        vector, image = Box(-10.0, 10.0, (3,), np.float32), Box(0, 255, (8, 8, 1), np.uint8)
+        mask = Box(0, 1, (3,), np.int8)
+        observed: dict[str, Any] = {"vector": vector, "image": image}
+        observed["dict"] = Dict({"action_mask": mask, "vector": vector})
+        acted: dict[str, Any] = {"Discrete": Discrete(3), "Box": Box(-2.0, 1.0, (2,), np.float32)}
+        acted["MultiDiscrete"] = MultiDiscrete([2, 3])
+        self.observation_space, self.action_space = observed[obs], acted[action]
+        self.kind, self.place, self.steps, self.length = obs, np.zeros(3), 0, 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.place, self.steps = self.np_random.normal(size=3), 0
+        self.length = int(self.np_random.integers(3, 9))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.place = np.clip(self.place + 0.1 * np.sum(action) - 0.05, -9, 9)
+        self.steps += 1
+        over = self.steps >= self.length
+        ended = over and self.length % 2 == 0
+        return self._observe(), float(self.place[0]), ended, over and not ended, {"height": float(self.place[1])}
+
+    def _observe(self) -> Any:
+        vector = self.place.astype(np.float32)
+        image = np.full((8, 8, 1), int(20 * abs(self.place[0])) % 255, np.uint8)
+        mask = np.array([1, self.steps % 2, 1], np.int8)
+        return {"vector": vector, "image": image, "dict": {"action_mask": mask, "vector": vector}}[self.kind]

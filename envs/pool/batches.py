@@ -128,6 +128,20 @@ def split(rows: slice, parts: int, turn: int = 0) -> list[slice]:
     return [slice(*pair) for pair in pairwise(accumulate(sizes, initial=rows.start))]
 
 
+def common_rows(a: slice, b: slice) -> slice:
+    """Return the rows that two slices have in common.
+
+    Args:
+        a: Rows.
+        b: Other rows.
+
+    Returns:
+        Their common rows, which may be none.
+    """
+    start = max(a.start, b.start)
+    return slice(start, max(start, min(a.stop, b.stop)))
+
+
 def check_groups(num_envs: int, num_groups: int) -> None:
     """Check that environments can be split into equal groups.
 
@@ -281,7 +295,7 @@ class PoolOptions(NamedTuple):
         step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
         backend: ``"workers"``, or ``"envpool"`` for EnvPool's environments.
         bridge: ``"host"``: called between compiled programs. ``"callback"``: called from within the single program of a
-            run, on one device.
+            run, on one device. ``"worker"``: the processes of the environments select the actions of whole rollouts.
         out_of_space: ``"stop"``: an observation outside of its space stops the run. ``"count"``: they are only counted.
     """
 
@@ -335,10 +349,16 @@ def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> Po
     workers, size = options.workers, num_envs * num_seeds // num_groups
     if workers != "auto" and not (type(workers) is int and workers >= 0):
         raise ValueError(f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes")
+    if options.bridge == "worker":
+        size *= num_groups  # workers share the environments of all groups
     if workers != "auto" and int(workers) > size:
         raise ValueError(f"pool.workers={workers}: a group has {size} environments: write at most {size}")
     if options.order not in ("fixed", "arrival"):
         raise ValueError(f"pool.order={options.order}: write fixed or arrival")
+    if options.order == "arrival" and options.bridge == "worker":
+        raise ValueError("pool.order=arrival serves single steps, and pool.bridge=worker whole rollouts: leave one out")
+    if options.backend == "envpool" and options.bridge == "worker":
+        raise ValueError("pool.bridge=worker needs environments in Python: write pool.backend=workers")
     if options.order == "arrival" and num_seeds > 1:
         raise ValueError(f"num_seeds={num_seeds}: pool.order=arrival serves one: write pool.order=fixed")
     if options.order == "arrival" and workers == 0:
@@ -350,8 +370,8 @@ def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> Po
         raise ValueError(f"pool.step_timeout_s={timeout_s}: write seconds, such as 60")
     if options.backend not in ("workers", "envpool"):
         raise ValueError(f"pool.backend={options.backend}: write workers or envpool")
-    if options.bridge not in ("host", "callback"):
-        raise ValueError(f"pool.bridge={options.bridge}: write host or callback")
+    if options.bridge not in ("host", "callback", "worker"):
+        raise ValueError(f"pool.bridge={options.bridge}: write host, callback or worker")
     if options.out_of_space not in ("stop", "count"):
         raise ValueError(f"pool.out_of_space={options.out_of_space}: write stop or count")
     return options

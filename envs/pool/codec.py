@@ -508,7 +508,7 @@ def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:
 
 
 def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> Arrays:
-    """Place arrays one after another in a buffer, each at the start of a separate cache line.
+    """Place the arrays of a pool in a buffer.
 
     Args:
         fields: Result of `array_fields`.
@@ -517,12 +517,26 @@ def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> A
     Returns:
         The arrays.
     """
+    placed = allocate(fields, buffer)
+    facts = placed["facts"]
+    return Arrays(**placed, **{name: facts[name] for name in facts.dtype.names or ()})
+
+
+def allocate(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> dict[str, np.ndarray]:
+    """Place arrays one after another in a buffer, each at the start of a separate cache line.
+
+    Args:
+        fields: Shape and dtype by name.
+        buffer: Buffer of at least `size_bytes`.
+
+    Returns:
+        The arrays by name.
+    """
     placed, offset = {}, 0
     for name, (shape, dtype) in fields.items():
         placed[name] = np.ndarray(shape, dtype, buffer, offset)
         offset += _aligned_bytes(shape, dtype)
-    facts = placed["facts"]
-    return Arrays(**placed, **{name: facts[name] for name in facts.dtype.names or ()})
+    return placed
 
 
 def _aligned_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

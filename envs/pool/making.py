@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from jaxrl_fast.core import EnvSpec
-from jaxrl_fast.envs.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.host_env import HostEnv, HostStep, Rollouts
 from jaxrl_fast.envs.pool.batches import (
     Groups,
     PoolOptions,
@@ -23,6 +23,7 @@ from jaxrl_fast.envs.pool.batches import (
 )
 from jaxrl_fast.envs.pool.codec import array_fields, place, sample, size_bytes
 from jaxrl_fast.envs.pool.parallel import make_workers
+from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, make_roll, open_rollout, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, MakeGymnasium, describe_failure, make_stepper
 
@@ -55,6 +56,8 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
     if group_size == options.num_groups == 1:  # nothing to share
         return 0, ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if options.bridge == "worker":
+        return (min(cores, group_size * (options.num_groups or 1)) if cores > 1 else 0), ""
     if options.order == "arrival":
         workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)
         return workers, f"{host_spec.name} is stepped by {_processes(workers)}"
@@ -114,7 +117,8 @@ def measurement(options: PoolOptions, num_rows: int) -> Callable[[gymnasium.Env,
     Returns:
         `step_cost_s`, or None if the number follows from other options.
     """
-    needed = options.workers == "auto" and options.order != "arrival" and num_rows > 1
+    open_ = options.workers == "auto" and options.bridge != "worker"
+    needed = open_ and options.order != "arrival" and num_rows > 1
     return step_cost_s if needed else None
 
 
@@ -186,6 +190,7 @@ def in_process(
     agents = None if host_spec.num_agents is None else pool.stepper.agents.copy
     reports: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
     reports |= dict(num_seeds=num_seeds, overlaps=False, draws=host_spec.draws)
+    reports |= dict(rollouts=Rollouts(pool.load, pool.roll, (slice(0, num_envs),)))
     return pool.host_env(spec, num_envs // num_seeds, lambda n: another(num_envs=n), **reports)
 
 
@@ -196,8 +201,10 @@ class _InProcess(Groups):
         fields = array_fields(num_envs, host_spec.observe, host_spec.act, *own)
         self.arrays = place(fields, np.zeros(size_bytes(fields), np.uint8))
         self.stepper = make_stepper(host_spec, self.arrays, range(num_envs))
+        self.host_spec, self.fields = host_spec, fields
         self.num_seeds = num_seeds
         self.in_flight: set[int] = set()
+        self.rolled: Callable[[], int] = lambda: 0
 
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self.require_open()
@@ -221,6 +228,27 @@ class _InProcess(Groups):
         self.stepper.step(rows)
         self.steps += rows.stop - rows.start
         return gather(self.arrays, rows)
+
+    def load(self, plan: RolloutPlan) -> dict[str, np.ndarray]:
+        """Prepare for rollouts, as `host_env.Rollouts`."""
+        plan = plan._replace(fields=rollout_fields(self.fields, plan.length, 1) | plan.fields)
+        shared = open_rollout(plan, np.zeros(size_bytes(plan.fields), np.uint8))
+        place = slice(0, len(self.arrays.seed)), 0
+        roll = make_roll(self.stepper.inside, self.host_spec, self.arrays, plan, shared, place)
+
+        def rolled() -> int:
+            begin_rollout(shared, self.arrays)
+            roll()
+            return plan.length
+
+        self.rolled = rolled
+        self.lines.append(rolled_by(0, plan))
+        return shared
+
+    def roll(self) -> None:
+        """Make a rollout, as `host_env.Rollouts`."""
+        self.require_open()
+        self.steps += self.rolled() * len(self.arrays.seed)
 
     def close(self) -> None:
         self.is_open = False
@@ -259,6 +287,7 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
     if workers == 0:
         return in_process(host_spec, spec, **how)._replace(watched=watched)
     how |= dict(num_workers=int(workers), step_timeout_s=options.step_timeout_s, by_arrival=by_arrival)
+    how |= dict(rolls=options.bridge == "worker")
     made = make_workers(host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how)
     return made._replace(watched=watched, draws=host_spec.draws)
 

@@ -21,14 +21,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from jaxrl_fast.core import EnvSpec
-from jaxrl_fast.envs.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.host_env import HostEnv, HostStep, Rollouts
 from jaxrl_fast.envs.pool.batches import (
     Groups,
     check_seeds,
+    common_rows,
     gather,
     joined,
     just_reset,
@@ -38,17 +38,21 @@ from jaxrl_fast.envs.pool.batches import (
     split,
 )
 from jaxrl_fast.envs.pool.codec import array_fields, place, size_bytes
+from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, open_rollout, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError
 from jaxrl_fast.envs.pool.worker import (
     BACKLOG,
     END,
+    LOAD,
     MAX_LAST_WORDS,
     NEWS,
     RESET,
+    ROLL,
     WorkerJob,
     anonymous_file,
     make_signals,
     open_signals,
+    portable,
 )
 
 BOOT = (
@@ -119,7 +123,7 @@ class Crew:
             raise ValueError("worker processes need Linux or macOS: write pool.workers=0")
         self.job = job._replace(signals=make_signals(job.num_signals, len(job.shares) * BACKLOG))
         self.signals = open_signals(self.job.signals, job.num_signals, awake_s=AWAKE_S)
-        indices, commands = range(len(job.shares)), (*range(len(job.shares[0])), RESET)
+        indices, commands = range(len(job.shares)), job.commands
         self.go = [job.go(index) for index in indices]
         self.done = [{command: job.done(index, command) for command in commands} for index in indices]
         self.job_fd = anonymous_file(pickle.dumps((sys.path, pickle.dumps(self.job))))
@@ -133,14 +137,19 @@ class Crew:
         worker.commands += 1
         self.signals.post(self.go[index])
 
-    def wait(self, index: int, reply: int, timeout_s: float) -> None:
-        """Wait until a worker has answered the command ``reply``; each of its answers restarts the timeout."""
-        worker, heard_s, done = self.workers[index], time.monotonic(), self.done[index][reply]
+    def wait(self, index: int, reply: int, timeout_s: float, progress: Callable[[], int] = lambda: 0) -> None:
+        """Wait until a worker has answered the command ``reply``.
+
+        Each of its answers, and each change of its ``progress``, restarts the timeout.
+        """
+        worker, heard_s, done, reached = self.workers[index], time.monotonic(), self.done[index][reply], progress()
         while reply not in worker.replies and not self.signals.acquire(done, min(NOTICE_S, timeout_s)):
             _hear(worker)
             if others := self._replies(index):
                 worker.replies |= others
                 heard_s = time.monotonic()
+            elif progress() != reached:
+                reached, heard_s = progress(), time.monotonic()
             elif time.monotonic() - heard_s > timeout_s:
                 raise _hung(worker, timeout_s)
         worker.replies.discard(reply)
@@ -181,7 +190,7 @@ class Crew:
             self.order(worker.index, END)
         _end(self.workers, grace_s=GRACE_S)
         self.workers.clear()
-        for fd in (self.job_fd, self.job.memory, *self.job.signals):
+        for fd in (self.job_fd, self.job.memory, *self.job.signals, *self.job.rollouts):
             os.close(fd)
 
     def _replies(self, index: int) -> set[int]:
@@ -200,7 +209,7 @@ def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
     process = subprocess.Popen(
         [sys.executable, "-c", BOOT, *numbers, f"worker {index} of {job.name}"],
         stdin=subprocess.DEVNULL,
-        pass_fds=(job_fd, job.memory, *job.signals, words_end, lifeline_end),
+        pass_fds=(job_fd, job.memory, *job.signals, *job.rollouts, words_end, lifeline_end),
         env={**quiet, **os.environ},
         process_group=0,  # Ctrl-C is for the parent. A new session would be scheduled independently of the parent.
     )
@@ -274,6 +283,7 @@ def make_workers(
     num_workers: int,
     step_timeout_s: float,
     by_arrival: bool,
+    rolls: bool,
     another: Callable[[int], HostEnv],
     reason: str,
 ) -> HostEnv:
@@ -288,6 +298,7 @@ def make_workers(
         num_workers: Number of worker processes.
         step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
         by_arrival: Serve the environments that are ready first.
+        rolls: Whether workers make whole rollouts, so that each has neighbouring environments.
         another: `HostEnv.another`.
         reason: Line for the user, or "".
 
@@ -297,8 +308,11 @@ def make_workers(
     Raises:
         ValueError: The environments cannot be sent to worker processes.
     """
-    pool = _Pool(host_spec, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, reason)
+    pool = _Pool(host_spec, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, rolls, reason)
     host = pool.host_env(spec, num_envs // num_seeds, another, num_seeds=num_seeds)
+    if rolls:
+        parts = tuple(split(slice(0, num_envs), num_workers))
+        host = host._replace(rollouts=Rollouts(pool.load, pool.roll, parts))
     return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if by_arrival else host
 
 
@@ -319,21 +333,28 @@ class _Pool(Groups):
         num_workers: int,
         step_timeout_s: float,
         by_arrival: bool,
+        rolls: bool,
         reason: str,
     ) -> None:
         super().__init__(f"the pool of {host_spec.name}", num_envs, num_groups, reason)
         self.host_spec, self.num_workers, self.step_timeout_s = host_spec, num_workers, step_timeout_s
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
+        if rolls:
+            own = split(slice(0, num_envs), num_workers)
+            parts = [[common_rows(rows, part) for part in own] for rows in self.groups]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
-        own = host_spec.num_agents, len(host_spec.metrics)
-        fields = array_fields(num_envs, host_spec.observe, host_spec.act, *own)
-        make = _portable(host_spec)
+        sizes = host_spec.num_agents, len(host_spec.metrics)
+        self.fields = fields = array_fields(num_envs, host_spec.observe, host_spec.act, *sizes)
+        make = portable(host_spec)
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
         job = WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
-        self.crew = Crew(job._replace(metrics=host_spec.metrics))
+        self.plan: RolloutPlan | None = None
+        self.shared: dict[str, np.ndarray] = {}
+        files = (anonymous_file(), anonymous_file()) if rolls else ()
+        self.crew = Crew(job._replace(metrics=host_spec.metrics, rollouts=files))
         self.batches = 0
         self.seeds = (0,) * num_seeds
         self.in_flight: set[tuple[int, int]] = set()
@@ -374,6 +395,36 @@ class _Pool(Groups):
             if (worker, group) not in self.lost:
                 self._await(worker, group)
         return self._take([(worker, group) for worker in range(self.num_workers)], self.groups[group])
+
+    def load(self, plan: RolloutPlan) -> dict[str, np.ndarray]:
+        """Prepare the workers for rollouts, as `host_env.Rollouts`."""
+        self.require_open()
+        plan = plan._replace(fields=rollout_fields(self.fields, plan.length, self.num_workers) | plan.fields)
+        plan_fd, memory_fd = self.crew.job.rollouts
+        os.truncate(plan_fd, 0)
+        os.pwrite(plan_fd, pickle.dumps(plan), 0)
+        os.truncate(memory_fd, size_bytes(plan.fields))
+        self.plan, self.shared = plan, open_rollout(plan, mmap.mmap(memory_fd, 0))
+        for worker in range(self.num_workers):
+            self.crew.order(worker, LOAD)
+        for worker in range(self.num_workers):
+            self._await(worker, LOAD)
+        most = max(self.shared["bytes"])
+        self.lines.append(f"{rolled_by(self.num_workers, plan)}; {most / 1e6:.0f} MB in a process at most")
+        return self.shared
+
+    def roll(self) -> None:
+        """Make a rollout, as `host_env.Rollouts`."""
+        self.require_open()
+        assert self.plan is not None
+        begin_rollout(self.shared, self.arrays)
+        for worker in range(self.num_workers):
+            self.crew.order(worker, ROLL)
+        for worker in range(self.num_workers):
+            self._await(worker, ROLL)
+        self.steps += self.plan.length * len(self.arrays.seed)
+        self.batches += self.plan.length
+        self.lost.clear()
 
     def send_to(self, actions: np.ndarray, indices: np.ndarray) -> None:
         """Step the environments ``indices``: whole shares as returned by `recv_any`, or all of them, in order."""
@@ -431,14 +482,29 @@ class _Pool(Groups):
         return slice(own.start - rows.start, own.stop - rows.start)
 
     def _await(self, worker: int, reply: int) -> None:
-        timeout_s = max(START_TIMEOUT_S, self.step_timeout_s) if reply == RESET else self.step_timeout_s
+        timeout_s = max(START_TIMEOUT_S, self.step_timeout_s) if reply in (RESET, LOAD) else self.step_timeout_s
         try:
-            self.crew.wait(worker, reply, timeout_s)
+            if reply == ROLL:
+                self.crew.wait(worker, reply, timeout_s, lambda: int(self.shared["progress"][worker]))
+            else:
+                self.crew.wait(worker, reply, timeout_s)
         except Died as death:
             self._revive(death)
+            if reply == ROLL:
+                self._go_on(worker)
         except PoolError:
             self.close()
             raise
+
+    def _go_on(self, worker: int) -> None:
+        """Let a worker that was restarted in a rollout make the rest of it."""
+        assert self.plan is not None
+        self.shared["progress"][worker] = min(self.shared["progress"][worker], self.plan.length - 1)
+        self.shared["lost"][worker] = True
+        rows = sum(self._count(share) for share in self.shares if share[0] == worker)
+        self.steps -= rows
+        self.crew.order(worker, ROLL)
+        self._await(worker, ROLL)
 
     def _listen(self) -> None:
         """Wait until a share is ready, and store which are."""
@@ -476,8 +542,12 @@ class _Pool(Groups):
             for share in mine:
                 self._seed_rows(self.shares[share], restarts=len(self.deaths[worker]))
             self.crew.replace(worker)
+            if self.plan is not None:
+                self.crew.order(worker, LOAD)
             self.crew.order(worker, RESET)
             try:
+                if self.plan is not None:
+                    self.crew.wait(worker, LOAD, max(START_TIMEOUT_S, self.step_timeout_s))
                 self.crew.wait(worker, RESET, max(START_TIMEOUT_S, self.step_timeout_s))
                 break
             except Died as again:
@@ -485,7 +555,9 @@ class _Pool(Groups):
             except PoolError:
                 self.close()
                 raise
-        steps = sum(self._count(share) for share in mine if share in self.in_flight and share not in self.lost)
+        rolling = self.plan is not None and not self.in_flight
+        under_way = mine if rolling else [share for share in mine if share in self.in_flight and share not in self.lost]
+        steps = sum(map(self._count, under_way))
         self.lost.update(mine)
         self.lines.append(
             f"worker {worker} of {self.host_spec.name} {first.how} and was restarted in "
@@ -527,13 +599,3 @@ class _Pool(Groups):
 
 def _indices(rows: slice) -> np.ndarray:
     return np.arange(rows.start, rows.stop)
-
-
-def _portable(host_spec: HostEnvSpec) -> bytes:
-    try:
-        return cloudpickle.dumps(host_spec.make)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        message = " ".join(str(error).split())
-        raise ValueError(
-            f"{host_spec.name} cannot be sent to worker processes ({message}): write pool.workers=0"
-        ) from error

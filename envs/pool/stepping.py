@@ -69,6 +69,22 @@ class HostEnvSpec(NamedTuple):
     metrics: dict[str, str] = NO_KINDS
 
 
+class Inside(NamedTuple):
+    """The environments of a process and the totals of their running episodes.
+
+    Attributes:
+        envs: Environments by row.
+        returns: Running returns, float64 ``[E]``.
+        lengths: Running lengths in steps, int32 ``[E]``.
+        metrics: Metrics of running episodes.
+    """
+
+    envs: dict[int, gymnasium.Env]
+    returns: np.ndarray
+    lengths: np.ndarray
+    metrics: "Measuring"
+
+
 class Stepper(NamedTuple):
     """The environments of one process; their actions and results are rows of `Arrays`.
 
@@ -79,6 +95,7 @@ class Stepper(NamedTuple):
         close: Closes all environments; may be called twice.
         success: Int8 ``[E]`` as returned by `HostEnv.success`, changed in place, not shared between processes.
         agents: Float32 ``[E, A]`` as returned by `HostEnv.agents`, likewise; ``[E, 0]`` with one agent.
+        inside: The environments, for whole rollouts (`rolling.make_roll`).
     """
 
     reset: Callable[[], None]
@@ -86,6 +103,7 @@ class Stepper(NamedTuple):
     close: Callable[[], None]
     success: np.ndarray
     agents: np.ndarray
+    inside: Inside
 
 
 def describe(
@@ -383,7 +401,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             envs.popitem()[1].close()
 
     make_all()
-    return Stepper(reset, step, close, success, agents)
+    return Stepper(reset, step, close, success, agents, Inside(envs, returns, lengths, metrics))
 
 
 def told_success(info: dict) -> int:

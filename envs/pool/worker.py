@@ -19,9 +19,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import cloudpickle
+
 from jaxrl_fast.envs.episode_metrics import NO_KINDS
 from jaxrl_fast.envs.pool.codec import Arrays, array_fields, place
+from jaxrl_fast.envs.pool.rolling import make_roll, open_rollout
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, Stepper, make_stepper, of_env
+from jaxrl_fast.system import current_bytes
 
 SLOT_BYTES = 64
 """Space of a semaphore in bytes: a cache line, which is larger than a ``sem_t``."""
@@ -158,8 +162,8 @@ def _piped(ends: Sequence[int]) -> tuple[Callable[..., Any], ...]:
     return post, look, sleep, clear
 
 
-RESET, END = 8, 9
-"""Commands to reset and to close. Smaller bytes are groups."""
+RESET, LOAD, ROLL, END = 8, 9, 10, 11
+"""Commands to reset, to load the plan of rollouts, to make a rollout, and to close. Smaller bytes are groups."""
 BACKLOG = 16
 """Number of commands that a worker's part of the board can hold: more than one per group."""
 AWAKE_S = 300e-6
@@ -186,6 +190,8 @@ class WorkerJob(NamedTuple):
         by_arrival: The parent waits for the first answer of any worker, with a semaphore that all workers post.
         signals: File descriptors of the semaphores, the same in every process.
         metrics: As in `HostEnvSpec`.
+        rollouts: File descriptors of a pickled `RolloutPlan` and of its arrays, both written before `LOAD`; () for a
+            pool without rollouts.
     """
 
     name: str
@@ -198,19 +204,46 @@ class WorkerJob(NamedTuple):
     by_arrival: bool = False
     signals: tuple[int, ...] = ()
     metrics: dict[str, str] = NO_KINDS
+    rollouts: tuple[int, ...] = ()
+
+    @property
+    def commands(self) -> tuple[int, ...]:
+        """Commands that are answered."""
+        return (*range(len(self.shares[0])), RESET, *((LOAD, ROLL) if self.rollouts else ()))
 
     @property
     def num_signals(self) -> int:
         """Number of semaphores of the pool."""
-        return 1 + len(self.shares) * (len(self.shares[0]) + 2)
+        return 1 + len(self.shares) * (len(self.commands) + 1)
 
     def go(self, worker: int) -> int:
         """Return the number of the semaphore that announces a command."""
-        return 1 + worker * (len(self.shares[0]) + 2)
+        return 1 + worker * (len(self.commands) + 1)
 
     def done(self, worker: int, command: int) -> int:
         """Return the number of the semaphore that answers a command."""
-        return self.go(worker) + 1 + min(command, len(self.shares[0]))
+        return self.go(worker) + 1 + self.commands.index(command)
+
+
+def portable(host_spec: HostEnvSpec) -> bytes:
+    """Pickle the function that makes an environment.
+
+    Args:
+        host_spec: Spec of the environments.
+
+    Returns:
+        The pickled ``make``.
+
+    Raises:
+        ValueError: It cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(host_spec.make)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        message = " ".join(str(error).split())
+        raise ValueError(
+            f"{host_spec.name} cannot be sent to worker processes ({message}): write pool.workers=0"
+        ) from error
 
 
 NEWS = 0
@@ -233,11 +266,11 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
     status = 0
     try:
         given: WorkerJob = pickle.loads(job)
-        for fd in (words_fd, lifeline_fd, given.memory, *given.signals):
+        for fd in (words_fd, lifeline_fd, given.memory, *given.signals, *given.rollouts):
             os.set_inheritable(fd, False)  # processes that an environment starts must not hold them open
         arrays = place(given.fields, mmap.mmap(given.memory, 0))
-        stepper = _stepper(given, arrays, index)
-        _serve(stepper, given, index, lifeline_fd)
+        stepper, host_spec = _stepper(given, arrays, index)
+        _serve(stepper, host_spec, arrays, given, index, lifeline_fd)
         stepper.close()
     except BaseException as error:
         words = str(error) if isinstance(error, PoolError) else f"{type(error).__name__}: {error}"
@@ -248,8 +281,12 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
     os._exit(status)  # an environment's threads or exit handlers must not delay the exit
 
 
-def _serve(stepper: Stepper, job: WorkerJob, index: int, lifeline_fd: int) -> None:
+def _serve(
+    stepper: Stepper, host_spec: HostEnvSpec, arrays: Arrays, job: WorkerJob, index: int, lifeline_fd: int
+) -> None:
     signals, shares, go = open_signals(job.signals, job.num_signals, awake_s=AWAKE_S), job.shares[index], job.go(index)
+    done = {command: job.done(index, command) for command in job.commands}
+    roll: Callable[[], None] | None = None
     for turn in itertools.count():
         while not signals.acquire(go, LOOK_S):
             if _is_cut(lifeline_fd):
@@ -259,14 +296,31 @@ def _serve(stepper: Stepper, job: WorkerJob, index: int, lifeline_fd: int) -> No
             return
         if command == RESET:
             stepper.reset()
+        elif command == LOAD:
+            roll = _load(stepper, host_spec, arrays, job, index)
+        elif command == ROLL:
+            assert roll is not None  # `LOAD` comes before
+            roll()
         else:
             stepper.step(shares[command])
-        signals.post(job.done(index, command))
+        signals.post(done[command])
         if job.by_arrival:
             signals.post(NEWS)
 
 
-def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
+def _load(stepper: Stepper, host_spec: HostEnvSpec, arrays: Arrays, job: WorkerJob, index: int) -> Callable[[], None]:
+    """Read the plan of rollouts, and return the function that makes one."""
+    plan_fd, memory_fd = job.rollouts
+    plan = pickle.loads(os.pread(plan_fd, os.fstat(plan_fd).st_size, 0))
+    shared = open_rollout(plan, mmap.mmap(memory_fd, 0))
+    own = [rows for rows in job.shares[index] if rows.stop > rows.start]
+    rows = slice(own[0].start, own[-1].stop)
+    roll = make_roll(stepper.inside, host_spec, arrays, plan, shared, (rows, index))
+    shared["bytes"][index] = current_bytes()
+    return roll
+
+
+def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> tuple[Stepper, HostEnvSpec]:
     make = pickle.loads(job.make)
     owned = [i for rows in job.shares[index] for i in range(rows.start, rows.stop)]
     probe = make()
@@ -279,7 +333,7 @@ def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
     first = [probe]
     host_spec = host_spec._replace(make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards)
     host_spec = host_spec._replace(metrics=job.metrics)
-    return make_stepper(host_spec, arrays, owned)
+    return make_stepper(host_spec, arrays, owned), host_spec
 
 
 def _die_with_parent(lifeline_fd: int) -> None:

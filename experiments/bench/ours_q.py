@@ -1,6 +1,7 @@
 """Worker: parallel Q-learning with `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
 
-``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``callback``: the same, called from within one compiled program;
+``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its processes; ``callback``: the
+pool, called from within one compiled program;
 ``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement. The pool has one group:
 with one stepping process per core, no core is free to compute the actions of a second group meanwhile.
 """
@@ -22,6 +23,9 @@ import jaxrl_fast as jf  # noqa: E402
 WARM_ROUNDS = 5
 WORLDS = {
     "pool": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1}),
+    "workers": lambda: jf.make_env(
+        "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1, "bridge": "worker"}
+    ),
     "callback": lambda: jf.make_env(
         "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"bridge": "callback"}
     ),

@@ -27,6 +27,7 @@ PAGE = RESULT.with_suffix(".md")
 RAY = Path(os.environ.get("BENCH_RAY", HERE.parent.parent / ".venv-peers-ray" / "bin" / "python"))
 MINIBATCHES, ROUNDS, REPEATS = (500, 1000, 2000), 500, 3
 CONTENDERS = {
+    "ours, workers act": (sys.executable, "ours_q.py", "workers"),
     "ours, pool": (sys.executable, "ours_q.py", "pool"),
     "ours, callbacks": (sys.executable, "ours_q.py", "callback"),
     "ours, compiled": (sys.executable, "ours_q.py", "compiled"),

@@ -15,7 +15,16 @@ from omegaconf import OmegaConf
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
-from jaxrl_fast.commands.run_config import CHOSEN, Run, algo_words, env_name, flat_settings, to_yaml, with_defaults
+from jaxrl_fast.commands.run_config import (
+    CHOSEN,
+    WORKER_ACTING,
+    Run,
+    algo_words,
+    env_name,
+    flat_settings,
+    to_yaml,
+    with_defaults,
+)
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -76,7 +85,8 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     try:
         complete = with_defaults(complete, env.spec)
         defaults = dataclasses.asdict(PoolSchema()) | {"num_groups": default_groups(complete.num_envs)}
-        if not isinstance(env, HostEnv) and complete.pool != defaults:
+        pool = complete.pool | ({"bridge": "host"} if complete.placement == WORKER_ACTING else {})
+        if not isinstance(env, HostEnv) and pool != defaults:
             raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
         if run.placement == machine.AUTO and isinstance(env, HostEnv):  # a user environment, resolved only here
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
@@ -158,7 +168,7 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
     if run.placement == machine.AUTO:
         choice = as_measured(run, finding) or choose(run, choice.devices)
-    elif run.placement == "fused":
+    elif run.placement in ("fused", WORKER_ACTING):
         choice = choice._replace(devices=1)
     setup(cpu_devices=choice.devices)
     if jax.default_backend() != "cpu":

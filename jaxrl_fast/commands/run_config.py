@@ -22,7 +22,7 @@ from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import cluster
 from jaxrl_fast.runtime.cluster import Processes
-from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.runtime.placements import PLACEMENTS, worker_acting
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
@@ -270,6 +270,7 @@ def algo_words(run: Run) -> dict[str, str]:
     return {"name": run.algo} if run.algo in ALGORITHMS else {"name": CUSTOM, "make": run.algo}
 
 
+WORKER_ACTING = worker_acting.__name__
 CONTINUOUS = "continuous actions"
 FOLLOWS, CHOSEN = "follows num_envs and total_steps", "chosen for "
 """Origins of settings, other than files."""
@@ -324,6 +325,12 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
         values["eval.beside"], sources["eval.beside"] = False, f"follows {between[-1]}"
     _check_env(env, values)
     _check_pool(env, given)
+    if placement == WORKER_ACTING and may_be_host(env):
+        if "pool.bridge" in sources and values["pool.bridge"] != "worker":
+            raise ConfigError(
+                f"pool.bridge={values['pool.bridge']}: placement={WORKER_ACTING} has pool.bridge=worker: leave one out"
+            )
+        values["pool.bridge"], sources["pool.bridge"] = "worker", f"follows placement={WORKER_ACTING}"
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
     tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None

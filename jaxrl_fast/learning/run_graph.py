@@ -355,6 +355,8 @@ def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -
     """
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
+        if env.bridge == "worker":
+            from jaxrl_fast.learning.worker_sampling import worker_sample_fragment as make_sample  # needs gymnasium
         sample = make_sample(env, agent, rollout_shapes(env, agent))
     else:
         scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every

@@ -23,7 +23,7 @@ from jaxrl_fast.runtime.transfer import absent
 
 PLACEMENT = "data_parallel"
 """Default placement of several processes."""
-WITHIN_ONE = ("fused", "central_inference")
+WITHIN_ONE = ("fused", "central_inference", "worker_acting")
 """Placements on one device."""
 LEAST_BYTES, MOST_PADDED = 4_096, 1_048_576
 """Bounds in bytes between which summed data is padded to a power of two."""

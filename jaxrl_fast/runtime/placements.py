@@ -15,6 +15,8 @@ from jaxrl_fast.runtime.graph import Fragment, Graph, GraphError, age_of, tagged
 SAMPLING, LEARNING, ACTING, SERVER, REPLAY = "sampling", "learning", "acting", "server", "replay"
 """Tags of fragments, read by placements, reports and checkpoints: fragments that step environments, that make gradient
 updates, that update only parts that select actions, that average, and replay, which a resumed run can refill."""
+WORKERS = "workers"
+"""Tag of a fragment whose environments' processes select the actions."""
 
 
 class Group(NamedTuple):
@@ -188,8 +190,31 @@ def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     return Placement("central_inference", (Group(_names(graph), (devices[0],)),))
 
 
+def worker_acting(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Whole rollouts on the host, with actions selected by the processes that step the environments.
+
+    Args:
+        graph: Graph of host environments with ``pool.bridge=worker``.
+        devices: Available devices.
+
+    Returns:
+        The placement.
+
+    Raises:
+        GraphError: The environments are compiled, or wait for actions.
+    """
+    if not tagged(graph, WORKERS):
+        host = any(f.host for f in graph.fragments)
+        instead = "make the environments with pool={'bridge': 'worker'}" if host else "write placement=fused"
+        reason = "these wait for actions" if host else "this run has compiled ones, or recorded steps"
+        raise GraphError(
+            f"placement=worker_acting is for host environments whose processes select actions, and {reason}: {instead}"
+        )
+    return Placement("worker_acting", (Group(_names(graph), (devices[0],)),))
+
+
 _MAKERS = (fused, data_parallel, sharded_sampling, actor_critic, sampler_learner, parameter_server, central_inference)
-PLACEMENTS: dict[str, Make] = {make.__name__: make for make in (*_MAKERS, agents)}
+PLACEMENTS: dict[str, Make] = {make.__name__: make for make in (*_MAKERS, worker_acting, agents)}
 
 
 def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement:

@@ -197,8 +197,8 @@ def check_share(env: VecEnv | HostEnv, asked: EvalOptions) -> None:
         raise ValueError("eval.share=true evaluates between chunks: leave eval.beside out, or write eval.beside=false")
     if asked.picture:
         raise ValueError("eval.share=true makes no other environment, which eval.picture=true needs: leave one out")
-    if env.bridge == "callback" or env.recv_any is not None:
-        one = "pool.bridge=callback" if env.bridge == "callback" else "pool.order=arrival"
+    if env.bridge != "host" or env.recv_any is not None:
+        one = f"pool.bridge={env.bridge}" if env.bridge != "host" else "pool.order=arrival"
         raise ValueError(f"eval.share=true does not support {one}: leave it out")
 
 

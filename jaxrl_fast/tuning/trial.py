@@ -5,7 +5,6 @@ import json
 import math
 import os
 import queue
-import resource
 import sys
 import threading
 import time
@@ -34,6 +33,7 @@ from jaxrl_fast.runtime.chain import Chain
 from jaxrl_fast.runtime.graph import Graph, TrainState
 from jaxrl_fast.runtime.placements import Placement, check_placed, place
 from jaxrl_fast.settings import machine
+from jaxrl_fast.system import current_bytes, peak_bytes
 from jaxrl_fast.training.job import ticks_within
 from jaxrl_fast.tuning import ceiling
 from jaxrl_fast.tuning.measuring import Request, What
@@ -359,27 +359,6 @@ def free_bytes(device: jax.Device) -> int:
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return machine.free_memory_bytes() + current_bytes()
-
-
-def current_bytes() -> int:
-    """Return the memory of this process.
-
-    Returns:
-        Bytes now; the peak so far if the system does not report the current value (Linux does).
-    """
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return peak_bytes()
-
-
-def peak_bytes() -> int:
-    """Return the peak memory of this process so far.
-
-    Returns:
-        Bytes.
-    """
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _checked(seconds: float, metrics: dict[str, Any]) -> float:

@@ -1,0 +1,293 @@
+"""Action selection in two parts: one runs before a rollout, the other needs observations.
+
+A traced function becomes a flat list of operations. Operations that depend on parameters, rates and random keys only
+run ahead, for all steps of a rollout in one call. The others are the program that worker processes run at each step.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+
+class When(IntEnum):
+    """When a value is available. An operation's results are available when its latest input is."""
+
+    ALWAYS = 0
+    TICK = 1
+    STEP = 2
+    ACT = 3
+
+
+class Value(NamedTuple):
+    """A value of the program.
+
+    Attributes:
+        number: Number of the value.
+        shape: Its shape.
+        dtype: Its dtype.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+Input = Value | np.ndarray
+"""A value, or a constant."""
+
+
+class Operation(NamedTuple):
+    """An operation of a flat program.
+
+    Attributes:
+        name: Name of the JAX primitive.
+        params: Parameters of the primitive.
+        inputs: Inputs.
+        outputs: Results.
+        call: Computes the results, a list, from the inputs with JAX.
+    """
+
+    name: str
+    params: dict[str, Any]
+    inputs: list[Input]
+    outputs: list[Value]
+    call: Callable[..., Sequence[Any]]
+
+
+class Split(NamedTuple):
+    """A function in two parts.
+
+    Attributes:
+        ahead: Operations before the rollout, in order: for the whole rollout, and for each of its steps.
+        act: Operations of each step, in order.
+        given: Values that ``act`` gets from ``ahead`` or from its inputs, in order.
+        when: When each of ``given`` is available: `When.TICK` or `When.STEP`.
+        inputs: Inputs of the whole function by the time at which they are available.
+        outputs: Results of the whole function.
+    """
+
+    ahead: tuple[list[Operation], list[Operation]]
+    act: list[Operation]
+    given: list[Value]
+    when: list[When]
+    inputs: dict[When, list[Value]]
+    outputs: list[Input]
+
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+"""Primitives that call a function, and the parameter that contains it."""
+
+
+def split(function: Callable[..., Any], tick: Any, step: Any, act: Any) -> Split:
+    """Trace a function and split it by the time at which its inputs are available.
+
+    Args:
+        function: ``(tick, step, act) -> results``, pytrees of arrays.
+        tick: Shapes of the inputs that are available before a rollout.
+        step: Shapes of the inputs that are available before a rollout for each of its steps.
+        act: Shapes of the inputs that only the step gives.
+
+    Returns:
+        The two parts.
+    """
+    closed = jax.make_jaxpr(function)(tick, step, act)
+    program = _Flat()
+    values = [program.value(aval) for aval in closed.in_avals]
+    counts = [len(jax.tree.leaves(part)) for part in (tick, step, act)]
+    ends = np.cumsum(counts)
+    inputs = {
+        when: values[end - count : end]
+        for when, count, end in zip((When.TICK, When.STEP, When.ACT), counts, ends, strict=True)
+    }
+    outputs = program.inline(closed.jaxpr, closed.consts, values)
+    when = {value.number: at for at, of_time in inputs.items() for value in of_time}
+    for operation in program.operations:
+        latest = max([when[i.number] for i in operation.inputs if isinstance(i, Value)], default=When.ALWAYS)
+        when |= {value.number: latest for value in operation.outputs}
+    live = _live(program.operations, outputs)
+    acting = _with_broadcasts([op for op in live if when[op.outputs[0].number] == When.ACT], live, outputs)
+    made = {value.number for op in acting for value in op.outputs} | {value.number for value in inputs[When.ACT]}
+    read = [value for op in acting for value in op.inputs] + outputs
+    given = list({v.number: v for v in read if isinstance(v, Value) and v.number not in made}.values())
+    ahead = _live([op for op in live if when[op.outputs[0].number] != When.ACT], given)
+    times = [max(when[value.number], When.TICK) for value in given]
+    of_steps = [when[op.outputs[0].number] == When.STEP for op in ahead]
+    fixed = [op for op, each in zip(ahead, of_steps, strict=True) if not each]
+    by_step = [op for op, each in zip(ahead, of_steps, strict=True) if each]
+    return Split((fixed, by_step), acting, given, times, inputs, outputs)
+
+
+class _Flat:
+    """Operations of a traced function, with the functions that it calls written out."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.count = 0
+
+    def value(self, aval: Any) -> Value:
+        self.count += 1
+        return Value(self.count, tuple(aval.shape), aval.dtype)
+
+    def inline(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Input]) -> list[Input]:
+        known: dict[Any, Input] = dict(zip(jaxpr.constvars, map(self.constant, consts), strict=True))
+        known |= zip(jaxpr.invars, values, strict=True)
+
+        def read(atom: Any) -> Input:
+            aval: Any = atom.aval
+            return np.asarray(atom.val, aval.dtype) if isinstance(atom, Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            known |= zip(eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True)
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def constant(self, value: Any) -> Input:
+        if not jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
+            return np.asarray(value)
+        of_key = Value(self.count + 1, tuple(value.shape), value.dtype)
+        self.count += 1
+        self.operations.append(Operation("key", {}, [], [of_key], lambda: [value]))
+        return of_key
+
+    def equation(self, eqn: Any, inputs: list[Input]) -> list[Input]:
+        name = eqn.primitive.name
+        if name in CALLS:
+            body = eqn.params[CALLS[name]]
+            closed = hasattr(body, "jaxpr")
+            return self.inline(body.jaxpr if closed else body, body.consts if closed else (), inputs)
+        if name == "platform_index":  # workers run on the CPU
+            platforms = eqn.params["platforms"]
+            which = next(i for i, names in enumerate(platforms) if names is None or "cpu" in names)
+            return [np.array(which, np.int32)]
+        if name == "cond" and isinstance(inputs[0], np.ndarray):
+            branch = eqn.params["branches"][int(inputs[0])]
+            return self.inline(branch.jaxpr, branch.consts, inputs[1:])
+        if name == "scan" and eqn.params["length"] == 1:
+            return self.one_step(eqn, inputs)
+        primitive, params = eqn.primitive, eqn.params
+
+        def call(*arrays: Any) -> Sequence[Any]:
+            results = primitive.bind(*arrays, **params)
+            return results if primitive.multiple_results else [results]
+
+        if inputs and all(isinstance(x, np.ndarray) and x.ndim == 0 for x in inputs) and not eqn.outvars[0].aval.shape:
+            return [np.asarray(result) for result in call(*inputs)]
+        outputs = [self.value(var.aval) for var in eqn.outvars]
+        self.operations.append(Operation(name, params, inputs, outputs, call))
+        return list(outputs)
+
+    def one_step(self, eqn: Any, inputs: list[Input]) -> list[Input]:
+        """Write out a loop of one step, whose stacked inputs and results have an additional axis of length 1."""
+        body, fixed = eqn.params["jaxpr"], eqn.params["num_consts"] + eqn.params["num_carry"]
+        own = [*inputs[:fixed], *(self.reshaped(x, x.shape[1:]) for x in inputs[fixed:])]
+        results = self.inline(body.jaxpr, body.consts, own)
+        carried = eqn.params["num_carry"]
+        return [*results[:carried], *(self.reshaped(y, (1, *y.shape)) for y in results[carried:])]
+
+    def reshaped(self, x: Input, shape: tuple[int, ...]) -> Input:
+        if isinstance(x, np.ndarray):
+            return x.reshape(shape)
+        result = Value(self.count + 1, shape, x.dtype)
+        self.count += 1
+        call = lambda array: [jnp.reshape(array, shape)]  # noqa: E731
+        self.operations.append(Operation("reshape", {"new_sizes": shape}, [x], [result], call))
+        return result
+
+
+def _live(operations: Sequence[Operation], results: Sequence[Input]) -> list[Operation]:
+    """Return the operations on which the results depend, in order."""
+    needed, live = {value.number for value in results if isinstance(value, Value)}, []
+    for operation in reversed(operations):
+        if needed.intersection(value.number for value in operation.outputs):
+            needed |= {value.number for value in operation.inputs if isinstance(value, Value)}
+            live.append(operation)
+    return live[::-1]
+
+
+def _with_broadcasts(acting: list[Operation], live: Sequence[Operation], outputs: Sequence[Input]) -> list[Operation]:
+    """Add the broadcasts and reshapes whose results ``acting`` reads, since their inputs are smaller."""
+    broadcasts = {op.outputs[0].number: op for op in live if op.name in VIEWS}
+    order = {id(op): i for i, op in enumerate(live)}
+    chosen = {id(op): op for op in acting}
+    pending = [value for op in acting for value in op.inputs] + list(outputs)
+    while pending:
+        value = pending.pop()
+        operation = broadcasts.get(value.number) if isinstance(value, Value) else None
+        if operation is not None and id(operation) not in chosen:
+            chosen[id(operation)] = operation
+            pending += operation.inputs
+    return sorted(chosen.values(), key=lambda op: order[id(op)])
+
+
+VIEWS = ("broadcast_in_dim", "reshape", "expand_dims", "squeeze")
+"""Operations that compute nothing."""
+
+
+def evaluate(operations: Sequence[Operation], known: dict[int, Any]) -> dict[int, Any]:
+    """Compute operations with JAX.
+
+    Args:
+        operations: Operations, in order.
+        known: Arrays of their inputs by number.
+
+    Returns:
+        Arrays by number, ``known`` included.
+    """
+    known = dict(known)
+    for operation in operations:
+        inputs = [known[x.number] if isinstance(x, Value) else x for x in operation.inputs]
+        results = operation.call(*inputs)
+        known |= {value.number: result for value, result in zip(operation.outputs, results, strict=True)}
+    return known
+
+
+def require_same(one: Split, other: Split) -> None:
+    """Check that a function is split in the same way for two numbers of environments.
+
+    Args:
+        one: Split of the function for some number of environments.
+        other: Split for another number.
+
+    Raises:
+        ValueError: The values that the steps get differ.
+    """
+    kinds = [
+        [(len(v.shape), v.dtype, at) for v, at in zip(each.given, each.when, strict=True)] for each in (one, other)
+    ]
+    if kinds[0] != kinds[1]:
+        raise ValueError("action selection depends on the number of environments: write pool.bridge=host")
+
+
+def environment_axes(one: Split, other: Split) -> list[int | None]:
+    """Return the axis of the environments in each given value, by comparing two numbers of environments.
+
+    Args:
+        one: Split of the function for some number of environments.
+        other: Split of the same function for another number.
+
+    Returns:
+        For each of ``given`` the axis, or None.
+
+    Raises:
+        ValueError: The function is not the same for both numbers.
+    """
+    require_same(one, other)
+    axes: list[int | None] = []
+    for a, b in zip(one.given, other.given, strict=True):
+        differing = [axis for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes[0] != sizes[1]]
+        if len(differing) > 1:
+            raise ValueError("action selection relates environments to each other: write pool.bridge=host")
+        axes.append(differing[0] if differing else None)
+    return axes
