@@ -22,7 +22,7 @@ from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.envs.pool.codec import facts_dtype
 from jaxrl_fast.envs.pool.rolling import add_up_rollout, segments_of
 from jaxrl_fast.envs.pool.stepping import PoolError
-from jaxrl_fast.learning.act_split import When, environment_axes, evaluate, split
+from jaxrl_fast.learning.act_split import When, environment_axes, run_operations, split
 from jaxrl_fast.learning.algorithm import Learned
 from jaxrl_fast.learning.numpy_source import Unsupported, to_numpy
 from jaxrl_fast.learning.run_graph import bind, init_params, init_statistics, sampler
@@ -176,7 +176,7 @@ def test_numpy_source_computes_what_jax_does(name):
     own = FUNCTIONS[name]
     program = split(lambda tick, step, seen: own(seen, jax.lax.stop_gradient(tick)), shapes[1], (), shapes[0])
     source = to_numpy(program)
-    known = evaluate(program.ahead[0], {program.inputs[When.TICK][0].number: k})
+    known = run_operations(program.ahead[0], {program.inputs[When.TICK][0].number: k})
     scope: dict[str, Any] = {}
     exec(source.text, scope)
     with np.errstate(all="ignore"):

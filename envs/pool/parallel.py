@@ -501,8 +501,7 @@ class _Pool(Groups):
         assert self.plan is not None
         self.shared["progress"][worker] = min(self.shared["progress"][worker], self.plan.length - 1)
         self.shared["lost"][worker] = True
-        rows = sum(self._count(share) for share in self.shares if share[0] == worker)
-        self.steps -= rows
+        self.steps -= sum(self._count(share) for share in self.shares if share[0] == worker)
         self.crew.order(worker, ROLL)
         self._await(worker, ROLL)
 

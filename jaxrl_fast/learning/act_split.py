@@ -235,7 +235,7 @@ VIEWS = ("broadcast_in_dim", "reshape", "expand_dims", "squeeze")
 """Operations that compute nothing."""
 
 
-def evaluate(operations: Sequence[Operation], known: dict[int, Any]) -> dict[int, Any]:
+def run_operations(operations: Sequence[Operation], known: dict[int, Any]) -> dict[int, Any]:
     """Compute operations with JAX.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast.learning.act_split import Operation, Split, Value, When, evaluate
+from jaxrl_fast.learning.act_split import Operation, Split, Value, When, run_operations
 
 
 class Unsupported(ValueError):
@@ -454,7 +454,7 @@ def to_xla(program: Split) -> bytes:
     inputs = [*of_time[When.TICK], *of_time[When.STEP], *program.inputs[When.ACT]]
 
     def function(*arrays: Any) -> list[Any]:
-        known = evaluate(program.act, {value.number: x for value, x in zip(inputs, arrays, strict=True)})
+        known = run_operations(program.act, {value.number: x for value, x in zip(inputs, arrays, strict=True)})
         return [known[x.number] if isinstance(x, Value) else jax.numpy.asarray(x) for x in program.outputs]
 
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in inputs]

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_fast.core import Extras, PyTree, Transition
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.envs.pool.rolling import ActProgram, Given, RolloutPlan, segments_of
-from jaxrl_fast.learning.act_split import Split, When, environment_axes, evaluate, require_same, split
+from jaxrl_fast.learning.act_split import Split, When, environment_axes, require_same, run_operations, split
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.host_sampling import (
     HostRecord,
@@ -143,7 +143,7 @@ def prepare(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, shapes:
         )
 
     whole = of_size(whole_size)
-    # A single environment of a group has its own part of each value, so that no axis has to be found.
+    # A single environment of a group has its own part of each value, and needs no axis.
     axes = environment_axes(whole, of_size(whole_size + 1)) if whole_size > 1 else [None] * len(whole.given)
     given = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
     joined = all(one.axis is not None or not one.each_step for one in given)
@@ -212,11 +212,11 @@ def computed_ahead(env: HostEnv, whole: Split, given: list[Given], length: int) 
     def of_seed(inputs: Channels, hyper: Any, key: Any) -> list[Any]:
         leaves = jax.tree.leaves((inputs, hyper))
         known = {value.number: x for value, x in zip(whole.inputs[When.TICK], leaves, strict=True)}
-        known = evaluate(fixed, known)
+        known = run_operations(fixed, known)
 
         def at(i: Any) -> list[Any]:
             drawn = {value.number: x for value, x in zip(whole.inputs[When.STEP], (key, i), strict=True)}
-            all_known = evaluate(by_step, known | drawn)
+            all_known = run_operations(by_step, known | drawn)
             return [all_known[value.number] for value, one in zip(whole.given, given, strict=True) if one.each_step]
 
         calls = jnp.arange(length * env.num_groups, dtype=jnp.int32).reshape(length, env.num_groups)
