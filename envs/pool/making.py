@@ -286,8 +286,7 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
     how: dict[str, Any] = dict(num_envs=num_rows, num_groups=num_groups, num_seeds=num_seeds, reason=reason)
     if workers == 0:
         return in_process(host_spec, spec, **how)._replace(watched=watched)
-    how |= dict(num_workers=int(workers), step_timeout_s=options.step_timeout_s, by_arrival=by_arrival)
-    how |= dict(rolls=options.bridge == "worker")
+    how |= dict(num_workers=int(workers), options=options)
     made = make_workers(host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how)
     return made._replace(watched=watched, draws=host_spec.draws)
 

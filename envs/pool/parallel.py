@@ -27,6 +27,7 @@ from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.envs.host_env import HostEnv, HostStep, Rollouts
 from jaxrl_fast.envs.pool.batches import (
     Groups,
+    PoolOptions,
     check_seeds,
     common_rows,
     gather,
@@ -281,9 +282,7 @@ def make_workers(
     num_groups: int,
     num_seeds: int,
     num_workers: int,
-    step_timeout_s: float,
-    by_arrival: bool,
-    rolls: bool,
+    options: PoolOptions,
     another: Callable[[int], HostEnv],
     reason: str,
 ) -> HostEnv:
@@ -296,9 +295,7 @@ def make_workers(
         num_groups: Number of groups.
         num_seeds: Number of seeds.
         num_workers: Number of worker processes.
-        step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
-        by_arrival: Serve the environments that are ready first.
-        rolls: Whether workers make whole rollouts, so that each has neighbouring environments.
+        options: Options of the pool.
         another: `HostEnv.another`.
         reason: Line for the user, or "".
 
@@ -308,12 +305,12 @@ def make_workers(
     Raises:
         ValueError: The environments cannot be sent to worker processes.
     """
-    pool = _Pool(host_spec, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, rolls, reason)
+    pool = _Pool(host_spec, num_envs, num_groups, num_seeds, num_workers, options, reason)
     host = pool.host_env(spec, num_envs // num_seeds, another, num_seeds=num_seeds)
-    if rolls:
+    if options.bridge == "worker":
         parts = tuple(split(slice(0, num_envs), num_workers))
         host = host._replace(rollouts=Rollouts(pool.load, pool.roll, parts))
-    return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if by_arrival else host
+    return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if options.order == "arrival" else host
 
 
 class _Pool(Groups):
@@ -331,13 +328,12 @@ class _Pool(Groups):
         num_groups: int,
         num_seeds: int,
         num_workers: int,
-        step_timeout_s: float,
-        by_arrival: bool,
-        rolls: bool,
+        options: PoolOptions,
         reason: str,
     ) -> None:
         super().__init__(f"the pool of {host_spec.name}", num_envs, num_groups, reason)
-        self.host_spec, self.num_workers, self.step_timeout_s = host_spec, num_workers, step_timeout_s
+        self.host_spec, self.num_workers, self.step_timeout_s = host_spec, num_workers, options.step_timeout_s
+        rolls, by_arrival = options.bridge == "worker", options.order == "arrival"
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         if rolls:

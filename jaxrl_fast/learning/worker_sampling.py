@@ -71,7 +71,7 @@ def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tran
     loaded: dict[str, Any] = {}
 
     def load(inputs: Channels, hyper: Any, key: Any) -> None:
-        ahead = prepare(env, agent, rollout_shapes, one_seed(env, (inputs, hyper, key)))
+        ahead = plan_rollouts(env, agent, rollout_shapes, one_seed(env, (inputs, hyper, key)))
         loaded.update(ahead=ahead, shared=rollouts.load(ahead.plan))
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
@@ -115,7 +115,7 @@ def one_seed(env: HostEnv, inputs: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[cut:], jnp.result_type(x)), inputs)
 
 
-def prepare(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, shapes: tuple[Any, Any, Any]) -> Ahead:
+def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, shapes: tuple[Any, Any, Any]) -> Ahead:
     """Split the selection of actions, and plan the rollouts.
 
     Args:
