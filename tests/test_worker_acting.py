@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from pool_envs import Kinds, Walk
 
 import jaxrl_fast as jf
+from jaxrl_fast.commands.prepare import fill_in_alone
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.envs.from_gymnasium import make_custom_host
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import PoolOptions
@@ -25,11 +27,13 @@ from jaxrl_fast.envs.pool.stepping import PoolError
 from jaxrl_fast.learning.act_split import When, environment_axes, run_operations, split
 from jaxrl_fast.learning.algorithm import Learned
 from jaxrl_fast.learning.numpy_source import Unsupported, to_numpy
-from jaxrl_fast.learning.run_graph import bind, init_params, init_statistics, sampler
+from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph, init_params, init_statistics, sampler
 from jaxrl_fast.learning.worker_sampling import by_seed, in_rows
 from jaxrl_fast.numerics.optimizers import resolve
 from jaxrl_fast.runtime import placements
+from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import GraphError
+from jaxrl_fast.settings.schema import ConfigError
 
 LENGTH = 8
 PID = 3
@@ -308,10 +312,42 @@ def test_learning_with_workers_that_act_is_learning(tmp_path):
     rows: list[Any] = []
     how: dict[str, Any] = dict(placement="worker_acting", eval_every=8192, eval_episodes=4, run_dir=tmp_path / "run")
     result = jf.learn(env, algorithm, total_steps=8192, on_metrics=rows.append, **how)
-    assert rows[-1]["eval_return_mean"] > 60 or rows[-1]
+    assert [row["eval_return_mean"] for row in rows if row["kind"] == "eval"][-1] > 60
     again = jf.learn(env, algorithm, total_steps=16384, resume=tmp_path / "run", **how | {"run_dir": tmp_path / "next"})
     assert again.state.tick > result.state.tick
     env.close()
+
+
+@pytest.mark.parametrize("overlap", ["none", "sampling"])
+def test_a_run_of_two_ticks_learns_what_central_inference_does(overlap):
+    results = []
+    for bridge in ("host", "worker"):
+        env = kinds("vector", "Box", pool(bridge, num_groups=2))
+        algorithm = jf.ppo(rollout_length=LENGTH, num_epochs=1, num_minibatches=1)
+        graph, _ = build_graph(env, algorithm, GraphOptions(overlap=overlap))
+        place = placements.PLACEMENTS["worker_acting" if bridge == "worker" else "fused"]
+        program = programs.compile(graph, place(graph, jax.devices()), 2)
+        init, run = program.ready(jax.random.split(jax.random.key(0), 1), algorithm.hyper)
+        state, metrics = run(init(jax.random.split(jax.random.key(0), 1), algorithm.hyper))
+        results.append(jax.device_get((state._replace(key=(), tick=()), metrics)))
+        env.close()
+    require_close(*results, 1e-5)
+
+
+def test_the_command_selects_workers_for_long_rollouts_and_says_how_not_to():
+    def placed(*words: str) -> tuple[str, str]:
+        run, _ = fill_in_alone(compose(["env=gymnasium", "env.id=CartPole-v1", "algo=ppo", *words]), look_up=False)
+        return run.placement, run.pool["bridge"]
+
+    assert placed() == ("worker_acting", "worker")
+    assert placed("placement=fused") == ("fused", "host")
+    assert placed("placement=worker_acting") == ("worker_acting", "worker")
+    assert placed("pool.bridge=worker") == ("worker_acting", "worker")
+    assert placed("pool.bridge=worker", "placement=fused") == ("fused", "worker")
+    for words in ("algo.rollout_length=8", "pool.bridge=callback", "pool.order=arrival", "eval.share=true"):
+        assert placed(words)[0] == "fused"
+    with pytest.raises(ConfigError, match=r"placement=worker_acting has pool\.bridge=worker: leave one out"):
+        compose(["env=gymnasium", "env.id=CartPole-v1", "placement=worker_acting", "pool.bridge=host"])
 
 
 def test_what_workers_cannot_do_is_refused_in_a_line():

@@ -1,6 +1,7 @@
 """PPO in host environments: ours with workers that act and with central inference, Stable-Baselines3 and SBX, in turn.
 
-``BENCH_PEERS=<python with stable_baselines3 and sbx> python experiments/bench/worker_acting.py [CartPole-v1 ...]``
+``BENCH_PEERS=<python with stable_baselines3 and sbx> python experiments/bench/worker_acting.py [CartPole-v1 ...]``;
+``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step the environments.
 
 All sides train with 16 environments x 2048 steps, 10 epochs, minibatches of 64 and networks of 64 x 64 units. A rate is
 of a rollout and its updates, after two that warm up. Every contender is a new process. Results are added to
@@ -18,6 +19,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 RESULT = HERE.parent / "results" / "bench" / "worker_acting.json"
 PAGE = RESULT.with_suffix(".md")
+SHARES = RESULT.with_name("worker_acting_shares.json")
+SHARE_STEPS = 500
 PEERS = os.environ.get("BENCH_PEERS", str(HERE.parent.parent / ".venv-peers-host" / "bin" / "python"))
 NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 2048, 10, 64
 STEPS = NUM_ENVS * LENGTH
@@ -60,6 +63,73 @@ def peer(library: str, id: str) -> float:
     return time.perf_counter() - began
 
 
+def rollouts_s(id: str, num_envs: int) -> float:
+    """Return the seconds of `SHARE_STEPS` steps of each environment in our rollouts, without updates."""
+    import ray_rollouts
+
+    import jaxrl_fast as jf
+
+    jf.setup(cpu_devices=1)
+    env = jf.make_env("gymnasium", id=id, num_envs=num_envs, pool={"bridge": "worker", "workers": 2})
+    rollout = ray_rollouts.sampling(env, SHARE_STEPS)
+    rollout(0)
+    began = time.perf_counter()
+    rollout(1)
+    seconds = time.perf_counter() - began
+    env.close()
+    return seconds
+
+
+def alone_s(id: str, num_envs: int) -> float:
+    """Return the seconds of as many steps with fixed random actions in two processes that do nothing else."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    ready, results = context.Barrier(2), context.Queue()
+    players = [context.Process(target=play, args=(id, num_envs // 2, ready, results)) for _ in range(2)]
+    for player in players:
+        player.start()
+    seconds = max(results.get() for _ in players)
+    for player in players:
+        player.join()
+    return seconds
+
+
+def play(id: str, count: int, ready: Any, results: Any) -> None:
+    """Step some environments; report the seconds."""
+    import gymnasium
+
+    envs = [gymnasium.make(id, disable_env_checker=True) for _ in range(count)]
+    for i, env in enumerate(envs):
+        env.reset(seed=i)
+        env.action_space.seed(i)
+    actions = [envs[0].action_space.sample() for _ in range(64)]
+    ready.wait()
+    began = time.perf_counter()
+    for t in range(SHARE_STEPS):
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(actions[t % 64])
+            if terminated or truncated:
+                env.reset()
+    results.put(time.perf_counter() - began)
+
+
+def share(id: str, num_envs: str) -> None:
+    """Compare rollouts with the environments alone, in turn, and store the seconds."""
+    from describe import machine
+    from run import once
+
+    row: dict[str, list[float]] = {"rollouts": [], "alone": []}
+    for _ in range(5):
+        for name, seconds in row.items():
+            seconds.append(once(sys.executable, "worker_acting.py", name, id, num_envs)["seconds"])
+    document = json.loads(SHARES.read_text()) if SHARES.exists() else {}
+    ratios = sorted(a / b for a, b in zip(row["alone"], row["rollouts"], strict=True))
+    document[f"{id} {num_envs}"] = {"seconds": row, "share": ratios[2], "range": ratios[:: len(ratios) - 1]}
+    SHARES.write_text(json.dumps(document | {"machine": machine()}, indent=1) + "\n")
+    print(id, num_envs, f"{ratios[2]:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]", flush=True)
+
+
 def measure(id: str) -> None:
     """Run all sides in turn, and store the seconds."""
     from describe import commit, machine, versions
@@ -99,6 +169,12 @@ if __name__ == "__main__":
         from worker import say
 
         say({"seconds": ours(what, *rest) if what in ("worker", "host") else peer(what, *rest)})
+    elif what in ("rollouts", "alone"):
+        from worker import say
+
+        say({"seconds": (rollouts_s if what == "rollouts" else alone_s)(rest[0], int(rest[1]))})
+    elif what == "share":
+        share(*rest)
     else:
         for id in (what, *rest):
             measure(id)

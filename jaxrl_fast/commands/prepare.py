@@ -23,6 +23,7 @@ from jaxrl_fast.commands.run_config import (
     env_name,
     flat_settings,
     to_yaml,
+    with_bridge,
     with_defaults,
 )
 from jaxrl_fast.envs.env import VecEnv
@@ -45,6 +46,9 @@ from jaxrl_fast.training.records import read_status, write_status
 from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, unwritable, write_summary
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
+WORKERS = machine.Choice(WORKER_ACTING, 1, "rollouts in the environments' processes, learning on one device")
+LEAST_ROLLOUT = 16
+"""Least steps of a rollout for `WORKERS`: a rollout costs about as much as the actions of two or three steps more."""
 
 
 class Prepared(NamedTuple):
@@ -176,10 +180,13 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
         device = tuning_cache.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
         finding = remembered(run, device) if look_up else None
         auto = machine.Choice("fused", 1, f"{available - 1} other devices are unused" if available > 1 else "")
+        auto = choice if choice.placement == WORKER_ACTING else auto
         choice = (
             as_measured(run, finding) or auto if run.placement == machine.AUTO else choice._replace(devices=available)
         )
+    is_open = run.placement == machine.AUTO
     run = dataclasses.replace(run, placement=choice.placement, devices=choice.devices)
+    run = with_bridge(run) if is_open else run
     return with_workers(run, finding), choice.reason
 
 
@@ -212,7 +219,7 @@ def as_measured(run: Run, finding: tuning_cache.Finding | None) -> machine.Choic
     if finding is None or "placement" not in finding.free or run.devices is not None:
         return None
     placement, devices = finding.free["placement"], finding.free["devices"]
-    if placement not in ("fused", "sharded_sampling") or run.num_envs % devices:
+    if placement not in ("fused", "sharded_sampling", WORKER_ACTING) or run.num_envs % devices:
         return None
     return machine.Choice(placement, devices, f"measured here by the autotuner, {finding.found}")
 
@@ -228,7 +235,8 @@ def with_workers(run: Run, finding: tuning_cache.Finding | None) -> Run:
         The settings.
     """
     workers = finding.free.get("pool.workers") if finding else None
-    if workers is None or run.pool["workers"] is not None or workers > run.num_envs // run.pool["num_groups"]:
+    groups = 1 if run.pool["bridge"] == "worker" else run.pool["num_groups"]
+    if workers is None or run.pool["workers"] is not None or workers > run.num_envs // groups:
         return run
     return tuning_cache.apply(run, {"pool.workers": workers})
 
@@ -245,8 +253,26 @@ def choose(run: Run, devices: int) -> machine.Choice:
     """
     suite, _ = envs.resolve(run.env, dict(run.env_options))
     if envs.is_host(run.env):
-        return HOST
+        return WORKERS if may_act_in_workers(run) else HOST
     return machine.choose(suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=devices)
+
+
+def may_act_in_workers(run: Run) -> bool:
+    """Check whether the environments' processes should select the actions of a run on the host.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        True if ``pool.bridge=worker`` is set, or nothing else is and rollouts are long enough. Images are left to the
+        learner's device.
+    """
+    if run.pool["bridge"] == "worker":
+        return True
+    alone = "pool.bridge" in run.sources or run.pool["order"] != "fixed" or run.pool["backend"] != "workers"
+    if alone or run.eval.share or run.env == "atari":
+        return False
+    return (run.algo_options.get("rollout_length") or 0) >= LEAST_ROLLOUT
 
 
 def print_if_serial(run: Run, job: Job) -> None:

@@ -148,6 +148,20 @@ def chosen_later(run: Run) -> list[str]:
     return [key for key in keys if key not in run.sources]
 
 
+def with_bridge(run: Run) -> Run:
+    """Set ``pool.bridge`` to the placement of a run.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The settings, with ``worker`` for the placement `WORKER_ACTING` only.
+    """
+    given = run.pool["bridge"]
+    bridge = "worker" if run.placement == WORKER_ACTING else "host" if given == "worker" else given
+    return dataclasses.replace(run, pool={**run.pool, "bridge": bridge})
+
+
 def make_envs(run: Run) -> VecEnv | HostEnv:
     """Make a run's environments, to be closed at the end if they are on the host.
 

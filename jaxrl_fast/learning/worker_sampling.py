@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Extras, PyTree, Transition
+from jaxrl_fast.core import Extras, PyTree, Transition, is_image
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.envs.pool.rolling import ActProgram, Given, RolloutPlan, segments_of
 from jaxrl_fast.learning.act_split import Split, When, environment_axes, require_same, run_operations, split
@@ -156,7 +156,8 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
     splits = {size: whole if size == whole_size else of_size(size) for size in sizes}
     for one in splits.values():
         require_same(whole, one)
-    programs = {size: act_program(one) for size, one in splits.items()}
+    images = any(map(is_image, jax.tree.leaves(env.spec.obs)))
+    programs = {size: act_program(one, images) for size, one in splits.items()}
     compute = jax.jit(computed_ahead(env, whole, given, agent.rollout_length))
     fields, counts = algorithm_fields(env, agent, rollout_shapes)
     batched = _batched(env, shapes)
@@ -179,15 +180,18 @@ LEAST = 2
 """Least number of environments of a program: networks may treat a single one in another way (`rolling.Actor`)."""
 
 
-def act_program(program: Split) -> ActProgram:
+def act_program(program: Split, images: bool = False) -> ActProgram:
     """Write the program of a split function for the processes of the environments.
 
     Args:
         program: Split function for their number of environments.
+        images: Whether observations have images, whose convolutions JAX computes faster.
 
     Returns:
-        NumPy source, or a JAX function where NumPy lacks an operation.
+        NumPy source, or a JAX function for images and where NumPy lacks an operation.
     """
+    if images:
+        return ActProgram("", [], to_xla(program))
     try:
         source = to_numpy(program)
         return ActProgram(source.text, source.constants)

@@ -10,7 +10,7 @@ from math import log2
 from typing import Any, NamedTuple
 
 from jaxrl_fast import envs
-from jaxrl_fast.commands.run_config import Run, flat_settings
+from jaxrl_fast.commands.run_config import WORKER_ACTING, Run, flat_settings, with_bridge
 from jaxrl_fast.settings.machine import largest_divisor
 from jaxrl_fast.settings.schema import written
 
@@ -159,12 +159,18 @@ def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
         names["actor_critic"] = 2
     if devices > 1 and run.overlap in ("sampling", "all"):
         names["sampler_learner"] = 2 if host else devices
+    if host and run.pool["backend"] == "workers" and run.pool["order"] == "fixed" and _long_rollouts(run):
+        names[WORKER_ACTING] = 1
     if devices > 1 and run.learners > 1 and not host:
         names["parameter_server"] = devices
     for name, count in names.items():
         if (name, count) != (run.placement, run.devices):
-            placed = dataclasses.replace(run, placement=name, devices=count)
+            placed = with_bridge(dataclasses.replace(run, placement=name, devices=count))
             yield Candidate("placement", name, placed, NO_EFFECT)
+
+
+def _long_rollouts(run: Run) -> bool:
+    return (run.algo_options.get("rollout_length") or 0) > 1
 
 
 def device_counts(run: Run, devices: int) -> Iterator[Candidate]:
@@ -198,7 +204,7 @@ def pools(run: Run, cores: int) -> Iterator[Candidate]:
     """
     if not envs.is_host(run.env) or run.pool["backend"] != "workers":
         return
-    size = run.num_envs // run.pool["num_groups"]
+    size = run.num_envs // (1 if run.pool["bridge"] == "worker" else run.pool["num_groups"])
     for workers in sorted({0, 1, *(cores >> shift for shift in range(cores.bit_length())), 2 * cores}):
         if workers <= size and workers != run.pool["workers"]:
             share = f"{-(-size // workers)} environments of a group to a worker" if workers else "in the main process"

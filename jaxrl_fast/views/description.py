@@ -17,7 +17,7 @@ from jaxrl_fast.core import PyTree
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.runtime.layout import channel_axes, homes, lay, over_seeds
-from jaxrl_fast.runtime.placements import Placement, divided, shards
+from jaxrl_fast.runtime.placements import WORKERS, Placement, divided, shards
 from jaxrl_fast.runtime.program_store import Loaded
 from jaxrl_fast.views.hlo import ProgramFacts, inspect_program
 
@@ -80,6 +80,7 @@ class FragmentFacts(NamedTuple):
         unit: Unit of the axes, such as environments.
         parts: Number of shards of the axes.
         state_bytes: Bytes of its private state, over all seeds.
+        acts_there: Whether the processes of its environments select the actions.
     """
 
     name: str
@@ -94,6 +95,7 @@ class FragmentFacts(NamedTuple):
     unit: str
     parts: int
     state_bytes: int
+    acts_there: bool = False
 
 
 class GroupFacts(NamedTuple):
@@ -292,7 +294,8 @@ def _fragment(fragment: Fragment, placement: Placement, group: int, state: Train
     parts = shards(placement.groups[group], num_seeds)[1] if fragment.division.width else 1
     size = sum(leaf.size_bytes for leaf in _leaves(state.private[fragment.name]))
     f, (width, unit) = fragment, (fragment.division.width, fragment.division.unit)
-    return FragmentFacts(f.name, f.reads, f.writes, group, f.start, f.every, f.rounds, f.host, width, unit, parts, size)
+    own = f.name, f.reads, f.writes, group, f.start, f.every, f.rounds, f.host, width, unit, parts, size
+    return FragmentFacts(*own, WORKERS in f.tags)
 
 
 def _readers(graph: Graph, writer: Fragment, channel: str) -> dict[tuple[int, bool], tuple[str, ...]]:
@@ -397,7 +400,8 @@ def axes_note(fragment: FragmentFacts, description: Description) -> str:
     """
     axes = f"{fragment.width} {fragment.unit.partition(' (')[0]}" if fragment.width else ""
     if fragment.host:
-        return f"{axes}, on the host" if axes else "on the host"
+        where = "rollouts and actions in workers" if fragment.acts_there else "on the host"
+        return f"{axes}, {where}" if axes else where
     if fragment.parts > 1:
         return f"{axes} over {fragment.parts} devices"
     same = copies(fragment, description)
