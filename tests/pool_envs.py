@@ -89,7 +89,7 @@ class Kinds(gymnasium.Env):
         mask = Box(0, 1, (3,), np.int8)
         observed: dict[str, Any] = {"vector": vector, "image": image}
         observed["dict"] = Dict({"action_mask": mask, "vector": vector})
-        acted: dict[str, Any] = {"Discrete": Discrete(3), "Box": Box(-2.0, 1.0, (2,), np.float32)}
+        acted: dict[str, Any] = {"Discrete": Discrete(3), "Box": Box(-2.0, 1.0, (6,), np.float32)}
         acted["MultiDiscrete"] = MultiDiscrete([2, 3])
         self.observation_space, self.action_space = observed[obs], acted[action]
         self.kind, self.place, self.steps, self.length = obs, np.zeros(3), 0, 1

@@ -67,7 +67,7 @@ def rollouts(env: HostEnv, algorithm: jf.Algorithm, ticks: int = 2) -> list[Any]
 def require_close(got: Any, want: Any, atol: float = 1e-6) -> None:
     def compare(a: Any, b: Any) -> None:
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+        np.testing.assert_allclose(a, b, rtol=atol, atol=atol)
 
     jax.tree.map(compare, got, want)
 
@@ -201,19 +201,16 @@ def test_random_numbers_are_drawn_before_and_the_environments_axis_is_known():
     one = of(4)
     assert not any("random" in op.name or "threefry" in op.name for op in one.act)
     assert one.when == [When.TICK, When.STEP, When.STEP]
-    assert environment_axes(one, of(5)) == [None, 0, None]
+    assert environment_axes(one, of(5), (4, 5)) == [None, 0, None]
+
+    def mixed(size: int) -> Any:
+        def product(a: Any, b: Any, x: Any) -> Any:
+            return (x @ x.T) * jax.random.normal(b, (size, size))
+
+        return split(product, (), jax.random.key(0), jax.ShapeDtypeStruct((size, 2), jnp.float32))
+
     with pytest.raises(ValueError, match="relates environments to each other"):
-        environment_axes(
-            *(
-                split(
-                    lambda a, b, x: (x @ x.T) * jax.random.normal(b, (len(x), len(x))),
-                    (),
-                    jax.random.key(0),
-                    jax.ShapeDtypeStruct((n, 2), jnp.float32),
-                )
-                for n in (4, 5)
-            )
-        )
+        environment_axes(*(mixed(n) for n in (4, 5)), (4, 5))
 
 
 @settings(max_examples=60, deadline=None)
@@ -290,7 +287,8 @@ def test_a_worker_killed_in_a_rollout_loses_one_step_of_its_environments_and_not
     np.testing.assert_array_equal(rollout.next_obs[at, 2:], rollout.obs[at, 2:])
     np.testing.assert_array_equal(rollout.reward[:at, 2:], undisturbed.reward[:at, 2:])
     assert rollout.first[at + 1, 2:].all() and victim not in rollout.obs[at + 1 :, :, PID]
-    assert env.steps() == 4 * 40 - 2 and int(metrics["episodes"]) > 4
+    ended = undisturbed.terminated | undisturbed.truncated
+    assert int(metrics["episodes"]) >= int(ended[:at].sum()) and env.steps() == 4 * 40 - 2
     lines = " ".join(env.events())
     assert "worker 1 of walk was killed by SIGKILL and was restarted" in lines and "2 steps are lost" in lines
     assert time.monotonic() - began_s < 60
@@ -323,15 +321,15 @@ def test_a_run_of_two_ticks_learns_what_central_inference_does(overlap):
     results = []
     for bridge in ("host", "worker"):
         env = kinds("vector", "Box", pool(bridge, num_groups=2))
-        algorithm = jf.ppo(rollout_length=LENGTH, num_epochs=1, num_minibatches=1)
+        algorithm = jf.ppo(rollout_length=LENGTH, num_epochs=8, num_minibatches=1)
         graph, _ = build_graph(env, algorithm, GraphOptions(overlap=overlap))
         place = placements.PLACEMENTS["worker_acting" if bridge == "worker" else "fused"]
         program = programs.compile(graph, place(graph, jax.devices()), 2)
         init, run = program.ready(jax.random.split(jax.random.key(0), 1), algorithm.hyper)
         state, metrics = run(init(jax.random.split(jax.random.key(0), 1), algorithm.hyper))
-        results.append(jax.device_get((state._replace(key=(), tick=()), metrics)))
+        results.append(jax.device_get((state.channels, metrics)))
         env.close()
-    require_close(*results, 1e-5)
+    require_close(*results, 1e-3)  # 16 steps of Adam, which moves a parameter by 5e-3
 
 
 def test_the_command_selects_workers_for_long_rollouts_and_says_how_not_to():

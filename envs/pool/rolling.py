@@ -84,7 +84,8 @@ def rollout_fields(fields: Fields, length: int, workers: int) -> Fields:
 
     Returns:
         Shapes and dtypes: ``obs [T + 1, R, ...]``, ``final_obs``, ``action`` and ``facts`` ``[T, R, ...]``, ``first
-        [R]`` (whether an episode begins), ``progress [workers]`` (steps done), ``lost [workers]`` (a step was lost) and
+        [R]`` (whether an episode begins), ``returns [R]`` and ``lengths [R]`` (of running episodes before the rollout),
+        ``progress [workers]`` (steps done), ``lost [workers]`` (a step was lost) and
         ``bytes [workers]`` (resident memory).
     """
     rows = fields["facts"][0]
@@ -95,6 +96,8 @@ def rollout_fields(fields: Fields, length: int, workers: int) -> Fields:
         **steps,
         "obs": ((length + 1, *shape), dtype),
         "first": (rows, np.dtype(bool)),
+        "returns": (rows, np.dtype(np.float64)),
+        "lengths": (rows, np.dtype(np.int32)),
         **{name: ((max(workers, 1),), np.dtype(kind)) for name, kind in own},
     }
 
@@ -257,6 +260,7 @@ def make_roll(
     actors = [make_actor(plan, shared, segment) for segment in segments_of(sizes, rows, joined)]
     obs, final, action, facts = (shared[name] for name in ("obs", "final_obs", "action", "facts"))
     progress, length, count = shared["progress"], plan.length, rows.stop - rows.start
+    terminations, truncations, reward_rows = facts["terminated"], facts["truncated"], facts["reward"][:, rows]
     going_on = np.zeros((length, count), bool)
     own_metrics = inside.metrics
     steps = [inside.envs[i].step for i in range(rows.start, rows.stop)]
@@ -273,16 +277,18 @@ def make_roll(
                     seen = end(t, rows.start + len(rewards), seen, terminated, info)
                 write(row, seen)
                 rewards.append(reward)
-            facts["reward"][t, rows] = rewards
+            reward_rows[t] = rewards
         except (Exception, SystemExit) as error:
             i = min(rows.start + len(rewards), rows.stop - 1)
             raise describe_failure(error, host_spec.name, i, f"step {t + 1} of a rollout") from error
 
     def end(t: int, i: int, seen: Any, terminated: Any, info: dict) -> Any:
-        facts["terminated" if terminated else "truncated"][t, i] = True
-        going_on[t, i - rows.start] = GOES_ON in info
+        (terminations if terminated else truncations)[t, i] = True
+        goes_on = GOES_ON in info
+        if goes_on:
+            going_on[t, i - rows.start] = True
         write(final[t, i, ...], seen)
-        if kinds and not going_on[t, i - rows.start]:
+        if kinds and not goes_on:
             own_metrics.end(i)
             facts["metrics"][t, i] = arrays.facts["metrics"][i]
         return inside.envs[i].reset()[0]
@@ -291,10 +297,15 @@ def make_roll(
         """Record a step that was lost with the worker before."""
         obs[t + 1, rows] = arrays.obs[rows]
         final[t, rows] = obs[t, rows]
-        facts["truncated"][t, rows], facts["terminated"][t, rows], facts["reward"][t, rows] = True, False, 0.0
+        truncations[t, rows], terminations[t, rows], reward_rows[t] = True, False, 0.0
 
     def roll() -> None:
-        start = int(progress[index])
+        start, lost = int(progress[index]), list[int]()
+        totals = (shared["returns"], inside.returns), (shared["lengths"], inside.lengths)
+        for before, now in totals:
+            if shared["lost"][index]:
+                now[rows] = before[rows]
+            before[rows] = now[rows]
         going_on[start:] = False
         with np.errstate(all="ignore"):
             for actor in actors:
@@ -304,15 +315,17 @@ def make_roll(
                     actor.act(t)
                 if shared["lost"][index]:
                     lose(t)
-                    shared["lost"][index], start = False, t + 1
+                    lost.append(t)
+                    shared["lost"][index] = False
                 else:
                     step(t)
                 progress[index] = t + 1
             for actor in actors:
                 actor.end()
-            add_up_rollout(facts[start:, rows], going_on[start:], inside.returns[rows], inside.lengths[rows])
+            add_up_rollout(facts[:, rows], going_on, inside.returns[rows], inside.lengths[rows])
+        facts["episode_length"][lost, rows] -= 1  # the lost step was not made
         if host_spec.clip_rewards:
-            np.sign(facts["reward"][:, rows], out=facts["reward"][:, rows])
+            np.sign(reward_rows, out=reward_rows)
         arrays.obs[rows] = obs[length, rows]
 
     return roll
@@ -327,8 +340,6 @@ def add_up_rollout(facts: np.ndarray, goes_on: np.ndarray, returns: np.ndarray, 
         returns: Running returns, float64 ``[n]``, changed in place.
         lengths: Running lengths in steps, int32 ``[n]``, changed in place.
     """
-    if not len(facts):
-        return
     reward = facts["reward"]
     sums = np.cumsum(reward if reward.ndim == 2 else reward.sum(axis=2), axis=0, dtype=np.float64)
     sums += returns

@@ -80,6 +80,8 @@ def page(document: dict[str, Any], programs: dict[str, Any]) -> str:
     for minibatch in MINIBATCHES:
         runs = document["rows"].get(str(minibatch), {})
         ran = [name for name in programs if runs.get(name)]
+        if not ran and programs is WORKERS:
+            continue
         if len(ran) < sum(turns(minibatch, name) > 0 for name in programs):
             lines.append(f"| {minibatch:,} | not run yet | | | | | |")
             continue

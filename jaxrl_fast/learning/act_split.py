@@ -218,7 +218,7 @@ def _live(operations: Sequence[Operation], results: Sequence[Input]) -> list[Ope
 
 def _with_broadcasts(acting: list[Operation], live: Sequence[Operation], outputs: Sequence[Input]) -> list[Operation]:
     """Add the broadcasts and reshapes whose results ``acting`` reads, since their inputs are smaller."""
-    broadcasts = {op.outputs[0].number: op for op in live if op.name in VIEWS}
+    broadcasts = {op.outputs[0].number: op for op in live if _is_view(op)}
     order = {id(op): i for i, op in enumerate(live)}
     chosen = {id(op): op for op in acting}
     pending = [value for op in acting for value in op.inputs] + list(outputs)
@@ -231,8 +231,14 @@ def _with_broadcasts(acting: list[Operation], live: Sequence[Operation], outputs
     return sorted(chosen.values(), key=lambda op: order[id(op)])
 
 
-VIEWS = ("broadcast_in_dim", "reshape", "expand_dims", "squeeze")
-"""Operations that compute nothing."""
+def _is_view(operation: Operation) -> bool:
+    """Return whether an operation only adds values to an axis, or adds or removes axes of length 1."""
+    if operation.name == "broadcast_in_dim":
+        return True
+    if operation.name not in ("reshape", "expand_dims", "squeeze"):
+        return False
+    before, after = ([size for size in x.shape if size != 1] for x in (operation.inputs[0], operation.outputs[0]))
+    return before == after
 
 
 def run_operations(operations: Sequence[Operation], known: dict[int, Any]) -> dict[int, Any]:
@@ -270,12 +276,13 @@ def require_same(one: Split, other: Split) -> None:
         raise ValueError("action selection depends on the number of environments: write pool.bridge=host")
 
 
-def environment_axes(one: Split, other: Split) -> list[int | None]:
+def environment_axes(one: Split, other: Split, sizes: tuple[int, int]) -> list[int | None]:
     """Return the axis of the environments in each given value, by comparing two numbers of environments.
 
     Args:
         one: Split of the function for some number of environments.
         other: Split of the same function for another number.
+        sizes: Both numbers.
 
     Returns:
         For each of ``given`` the axis, or None.
@@ -287,7 +294,7 @@ def environment_axes(one: Split, other: Split) -> list[int | None]:
     axes: list[int | None] = []
     for a, b in zip(one.given, other.given, strict=True):
         differing = [axis for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes[0] != sizes[1]]
-        if len(differing) > 1:
+        if any((a.shape[axis], b.shape[axis]) != sizes for axis in differing) or len(differing) > 1:
             raise ValueError("action selection relates environments to each other: write pool.bridge=host")
         axes.append(differing[0] if differing else None)
     return axes

@@ -144,7 +144,9 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
 
     whole = of_size(whole_size)
     # A single environment of a group has its own part of each value, and needs no axis.
-    axes = environment_axes(whole, of_size(whole_size + 1)) if whole_size > 1 else [None] * len(whole.given)
+    axes: list[int | None] = [None] * len(whole.given)
+    if whole_size > 1:
+        axes = environment_axes(whole, of_size(whole_size + 1), (whole_size, whole_size + 1))
     given = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
     joined = all(one.axis is not None or not one.each_step for one in given)
     rows = env.num_envs * env.num_seeds
