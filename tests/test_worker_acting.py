@@ -44,6 +44,13 @@ def pool(bridge: str = "worker", workers: int = 0, num_groups: int = 1, **more: 
     return PoolOptions(workers=workers, num_groups=num_groups, bridge=bridge, **more)
 
 
+def statistics(env: HostEnv, agent: Any) -> Any:
+    """Return statistics of some data."""
+    empty = init_statistics(env, agent)
+    shifted = jax.tree.map(lambda x: x + jnp.asarray(0.4 if x.dtype == jnp.float32 else 7, x.dtype), empty.obs)
+    return empty._replace(obs=shifted)
+
+
 def rollouts(env: HostEnv, algorithm: jf.Algorithm, ticks: int = 2) -> list[Any]:
     """Return the rollout, the metrics and the state after each tick."""
     agent, key, seeds = bind(algorithm, env.spec, env.num_envs), jax.random.key(5), env.num_seeds
@@ -51,7 +58,7 @@ def rollouts(env: HostEnv, algorithm: jf.Algorithm, ticks: int = 2) -> list[Any]
 
     def begin(key: jax.Array) -> tuple:
         inputs: dict[str, Any] = {name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts}
-        inputs |= {"statistics": init_statistics(env, agent)} if agent.normalize_observations else {}
+        inputs |= {"statistics": statistics(env, agent)} if agent.normalize_observations else {}
         return inputs, sample.init(key), jax.tree.map(jnp.float32, resolve(agent.hyper, jnp.float32(0.3)))
 
     keys = key if seeds == 1 else jax.random.split(key, seeds)
@@ -59,7 +66,8 @@ def rollouts(env: HostEnv, algorithm: jf.Algorithm, ticks: int = 2) -> list[Any]
     fold = jax.random.fold_in if seeds == 1 else jax.vmap(jax.random.fold_in, (0, None))
     results = []
     for tick in range(ticks):
-        state, outputs, metrics = sample.step(state, inputs, hyper, fold(keys, tick))
+        changed = inputs if tick == 0 else {n: jax.tree.map(lambda x: 2 * x, one) for n, one in inputs.items()}
+        state, outputs, metrics = sample.step(state, changed, hyper, fold(keys, tick))
         results.append(jax.device_get((outputs["rollout"], metrics, state)))
     env.close()
     return results

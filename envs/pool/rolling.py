@@ -214,7 +214,8 @@ def _doubled(arrays: Sequence[np.ndarray], axes: Sequence[int | None]) -> list[n
 def _own(whole: np.ndarray, given: Given, segment: RollSegment) -> np.ndarray:
     """Return a segment's part of an array that the trainer wrote."""
     if given.axis is None:
-        return whole[:, segment.group, segment.seed] if given.each_step else whole[segment.seed]
+        # With `...`, a number stays a view, which the next rollout changes.
+        return whole[:, segment.group, segment.seed] if given.each_step else whole[segment.seed, ...]
     own = whole[:, segment.rows] if given.each_step else whole[segment.rows]
     return np.moveaxis(own, int(given.each_step), int(given.each_step) + given.axis)
 
