@@ -94,11 +94,15 @@ class Rollouts(NamedTuple):
             completes, and returns the shared arrays.
         roll: Makes a rollout from the shared arrays; its results are in them afterwards.
         parts: Rows of each process.
+        log: Adds a line for the user.
+        plan: Returns the plan that was loaded last, or None.
     """
 
     load: Callable[[Any], dict[str, np.ndarray]]
     roll: Callable[[], None]
     parts: tuple[slice, ...]
+    log: Callable[[str], None]
+    plan: Callable[[], Any]
 
 
 class HostEnv(NamedTuple):

@@ -84,12 +84,12 @@ class Kinds(gymnasium.Env):
     ``MultiDiscrete``.
     """
 
-    def __init__(self, obs: str = "vector", action: str = "Discrete") -> None:
+    def __init__(self, obs: str = "vector", action: str = "Discrete", size: int = 6) -> None:
         vector, image = Box(-10.0, 10.0, (3,), np.float32), Box(0, 255, (8, 8, 1), np.uint8)
         mask = Box(0, 1, (3,), np.int8)
         observed: dict[str, Any] = {"vector": vector, "image": image}
         observed["dict"] = Dict({"action_mask": mask, "vector": vector})
-        acted: dict[str, Any] = {"Discrete": Discrete(3), "Box": Box(-2.0, 1.0, (6,), np.float32)}
+        acted: dict[str, Any] = {"Discrete": Discrete(3), "Box": Box(-2.0, 1.0, (size,), np.float32)}
         acted["MultiDiscrete"] = MultiDiscrete([2, 3])
         self.observation_space, self.action_space = observed[obs], acted[action]
         self.kind, self.place, self.steps, self.length = obs, np.zeros(3), 0, 1

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parallel_envs import Pushing
 from pool_envs import Kinds, Walk
 
 import jaxrl_fast as jf
@@ -121,6 +122,53 @@ def test_a_rollout_of_every_algorithm_and_kind_is_the_one_of_central_inference(c
     got = rollouts(kinds(obs, action, pool(), stack=stack), own())
     require_close(got, want)
     assert want[0][0].terminated.any() and want[0][0].truncated.any()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("num_envs", [4, 5])
+def test_noise_of_any_number_of_actions_reaches_the_environment_that_it_was_drawn_for(size, num_envs):
+    def run(**options: Any) -> list[Any]:
+        env = make_custom_host(
+            partial(Kinds, "vector", "Box", size), num_envs=num_envs, name="kinds", pool=pool(**options)
+        )
+        return rollouts(env, jf.ppo(rollout_length=LENGTH))
+
+    want = run(bridge="host")
+    for workers in (0, 2, 3):
+        require_close(run(workers=workers), want)
+
+
+def test_an_algorithm_that_cannot_be_split_gets_its_actions_from_the_trainer():
+    results = []
+    for bridge in ("host", "worker"):
+        env = make_custom_host(Pushing, num_envs=4, name="pushing", pool=pool(bridge))
+        results.append(rollouts(env, jf.ippo(rollout_length=LENGTH)))
+        line = "no whole rollouts by the environments' processes, actions by the trainer"
+        assert any(line in told for told in env.events()) == (bridge == "worker")
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_runs_that_share_environments_load_their_own_plan():
+    env, again = (kinds("vector", "Discrete", pool(workers=1)) for _ in range(2))
+    first, second = jf.ppo(rollout_length=LENGTH), jf.dqn(rollout_length=2 * LENGTH)
+    agents = [bind(algorithm, env.spec, env.num_envs) for algorithm in (first, second)]
+    inputs = [{n: Learned(init_params(a.parts[n], jax.random.key(5))) for n in a.acting.parts} for a in agents]
+    inputs = [{**one, "statistics": statistics(env, a)} for one, a in zip(inputs, agents, strict=True)]
+    hypers = [jax.tree.map(jnp.float32, resolve(a.hyper, jnp.float32(0.3))) for a in agents]
+
+    def steps(host: HostEnv, which: list[int]) -> list[Any]:
+        samples = [sampler(host, agent) for agent in agents]
+        results = []
+        for i in which:
+            host.reset(0)
+            results.append(samples[i].step(samples[i].init(jax.random.key(0)), inputs[i], hypers[i], jax.random.key(1)))
+        return jax.device_get([one[1] for one in results])
+
+    mixed = steps(env, [0, 1, 0])
+    jax.tree.map(np.testing.assert_array_equal, mixed[0], mixed[2])
+    jax.tree.map(np.testing.assert_array_equal, mixed[1], steps(again, [1])[0])
+    env.close()
+    again.close()
 
 
 @pytest.mark.parametrize(("num_groups", "seeds"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)])

@@ -35,6 +35,9 @@ class Groups:
         own = (self.reset, self.send, self.recv, lambda: self.steps, self.events, another, self.close)
         return HostEnv(spec, num_envs, len(self.groups), *own, **more)
 
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
     def events(self) -> list[str]:
         lines, self.lines = self.lines, []
         return lines

@@ -57,7 +57,8 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
         return 0, ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if options.bridge == "worker":
-        return (min(cores, group_size * (options.num_groups or 1)) if cores > 1 else 0), ""
+        several = cores > 1 and os.name == "posix"
+        return (min(cores, group_size * (options.num_groups or 1)) if several else 0), ""
     if options.order == "arrival":
         workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)
         return workers, f"{host_spec.name} is stepped by {_processes(workers)}"
@@ -190,7 +191,8 @@ def in_process(
     agents = None if host_spec.num_agents is None else pool.stepper.agents.copy
     reports: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
     reports |= dict(num_seeds=num_seeds, overlaps=False, draws=host_spec.draws)
-    reports |= dict(rollouts=Rollouts(pool.load, pool.roll, (slice(0, num_envs),)))
+    rollouts = Rollouts(pool.load, pool.roll, (slice(0, num_envs),), pool.note, lambda: pool.plan)
+    reports |= dict(rollouts=rollouts)
     return pool.host_env(spec, num_envs // num_seeds, lambda n: another(num_envs=n), **reports)
 
 
@@ -205,6 +207,7 @@ class _InProcess(Groups):
         self.num_seeds = num_seeds
         self.in_flight: set[int] = set()
         self.rolled: Callable[[], int] = lambda: 0
+        self.plan: RolloutPlan | None = None
 
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self.require_open()
@@ -231,6 +234,7 @@ class _InProcess(Groups):
 
     def load(self, plan: RolloutPlan) -> dict[str, np.ndarray]:
         """Prepare for rollouts, as `host_env.Rollouts`."""
+        self.plan = plan
         plan = plan._replace(fields=rollout_fields(self.fields, plan.length, 1) | plan.fields)
         shared = open_rollout(plan, np.zeros(size_bytes(plan.fields), np.uint8))
         place = slice(0, len(self.arrays.seed)), 0

@@ -49,6 +49,7 @@ from jaxrl_fast.envs.pool.worker import (
     NEWS,
     RESET,
     ROLL,
+    Died,
     WorkerJob,
     anonymous_file,
     make_signals,
@@ -69,20 +70,6 @@ AWAKE_S = 20e-6
 """How long a waiting parent polls before it sleeps, in seconds. It is short, since workers and XLA need the core."""
 NOTICE_S = 0.05
 """Interval in seconds at which a waiting parent checks whether the worker is alive."""
-
-
-class Died(Exception):
-    """A worker process ended.
-
-    Attributes:
-        worker: Index of the worker.
-        how: How it ended.
-        words: Its last output, or "".
-    """
-
-    def __init__(self, worker: int, how: str, words: bytes) -> None:
-        super().__init__(how)
-        self.worker, self.how, self.words = worker, how, words.decode(errors="replace")
 
 
 @dataclass
@@ -211,7 +198,7 @@ def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
         [sys.executable, "-c", BOOT, *numbers, f"worker {index} of {job.name}"],
         stdin=subprocess.DEVNULL,
         pass_fds=(job_fd, job.memory, *job.signals, *job.rollouts, words_end, lifeline_end),
-        env={**quiet, **os.environ},
+        env={**quiet, **os.environ, **({"JAX_PLATFORMS": "cpu"} if job.rollouts else {})},
         process_group=0,  # Ctrl-C is for the parent. A new session would be scheduled independently of the parent.
     )
     for fd in (words_end, lifeline_end):
@@ -309,7 +296,8 @@ def make_workers(
     host = pool.host_env(spec, num_envs // num_seeds, another, num_seeds=num_seeds)
     if options.bridge == "worker":
         parts = tuple(split(slice(0, num_envs), num_workers))
-        host = host._replace(rollouts=Rollouts(pool.load, pool.roll, parts))
+        rollouts = Rollouts(pool.load, pool.roll, parts, pool.note, lambda: pool.asked)
+        host = host._replace(rollouts=rollouts)
     return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if options.order == "arrival" else host
 
 
@@ -347,7 +335,9 @@ class _Pool(Groups):
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
         job = WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
+        self.asked: RolloutPlan | None = None
         self.plan: RolloutPlan | None = None
+        self.rolling = False
         self.shared: dict[str, np.ndarray] = {}
         files = (anonymous_file(), anonymous_file()) if rolls else ()
         self.crew = Crew(job._replace(metrics=host_spec.metrics, rollouts=files))
@@ -368,6 +358,7 @@ class _Pool(Groups):
         self.lost.clear()
         self.in_flight.clear()
         self.arrived.clear()
+        self.rolling = False
         for worker in range(self.num_workers):
             self.crew.order(worker, RESET)
         for worker in range(self.num_workers):
@@ -395,6 +386,8 @@ class _Pool(Groups):
     def load(self, plan: RolloutPlan) -> dict[str, np.ndarray]:
         """Prepare the workers for rollouts, as `host_env.Rollouts`."""
         self.require_open()
+        self._end_roll()
+        self.asked = plan
         plan = plan._replace(fields=rollout_fields(self.fields, plan.length, self.num_workers) | plan.fields)
         plan_fd, memory_fd = self.crew.job.rollouts
         os.truncate(plan_fd, 0)
@@ -413,14 +406,21 @@ class _Pool(Groups):
         """Make a rollout, as `host_env.Rollouts`."""
         self.require_open()
         assert self.plan is not None
+        self._end_roll()
         begin_rollout(self.shared, self.arrays)
+        self.rolling = True
         for worker in range(self.num_workers):
             self.crew.order(worker, ROLL)
-        for worker in range(self.num_workers):
-            self._await(worker, ROLL)
+        self._end_roll()
         self.steps += self.plan.length * len(self.arrays.seed)
         self.batches += self.plan.length
         self.lost.clear()
+
+    def _end_roll(self) -> None:
+        """Wait for the end of a rollout, also of one in which Ctrl-C was pressed."""
+        for worker in range(self.num_workers) if self.rolling else ():
+            self._await(worker, ROLL)
+        self.rolling = False
 
     def send_to(self, actions: np.ndarray, indices: np.ndarray) -> None:
         """Step the environments ``indices``: whole shares as returned by `recv_any`, or all of them, in order."""
@@ -550,8 +550,9 @@ class _Pool(Groups):
             except PoolError:
                 self.close()
                 raise
-        rolling = self.plan is not None and not self.in_flight
-        under_way = mine if rolling else [share for share in mine if share in self.in_flight and share not in self.lost]
+        under_way = (
+            mine if self.rolling else [share for share in mine if share in self.in_flight and share not in self.lost]
+        )
         steps = sum(map(self._count, under_way))
         self.lost.update(mine)
         self.lines.append(

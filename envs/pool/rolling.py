@@ -83,10 +83,10 @@ def rollout_fields(fields: Fields, length: int, workers: int) -> Fields:
         workers: Number of processes.
 
     Returns:
-        Shapes and dtypes: ``obs [T + 1, R, ...]``, ``final_obs``, ``action`` and ``facts`` ``[T, R, ...]``, ``first
-        [R]`` (whether an episode begins), ``returns [R]`` and ``lengths [R]`` (of running episodes before the rollout),
-        ``progress [workers]`` (steps done), ``lost [workers]`` (a step was lost) and
-        ``bytes [workers]`` (resident memory).
+        Shapes and dtypes: ``obs [T + 1, R, ...]``; ``final_obs``, ``action`` and ``facts`` ``[T, R, ...]``; ``first
+        [R]`` (whether an episode begins); ``returns [R]`` and ``lengths [R]`` (of running episodes after the last
+        rollout); ``goes_on [T, R]`` (ends after which totals continue); ``lost_at [T, R]`` (steps that were lost);
+        ``progress [workers]`` (steps done); ``lost [workers]`` (a step was lost); ``bytes [workers]`` (memory).
     """
     rows = fields["facts"][0]
     steps = {name: ((length, *shape), dtype) for name, (shape, dtype) in fields.items() if name != "seed"}
@@ -98,6 +98,8 @@ def rollout_fields(fields: Fields, length: int, workers: int) -> Fields:
         "first": (rows, np.dtype(bool)),
         "returns": (rows, np.dtype(np.float64)),
         "lengths": (rows, np.dtype(np.int32)),
+        "goes_on": ((length, *rows), np.dtype(bool)),
+        "lost_at": ((length, *rows), np.dtype(bool)),
         **{name: ((max(workers, 1),), np.dtype(kind)) for name, kind in own},
     }
 
@@ -228,11 +230,16 @@ def _load(program: ActProgram) -> Callable[[Sequence[np.ndarray]], Callable[...,
         return lambda tick: scope["make"](np, program.constants, *tick)
     import jax
 
-    call = jax.jit(jax.export.deserialize(bytearray(program.exported)).call)
+    call, cpu = jax.jit(jax.export.deserialize(bytearray(program.exported)).call), jax.devices("cpu")[0]
 
     def begin(tick: Sequence[np.ndarray]) -> Callable[..., Sequence[Any]]:
-        on_device = jax.device_put([x.copy() for x in tick])
-        return lambda *inputs: [np.asarray(x) for x in call(*on_device, *inputs)]
+        on_device = jax.device_put([x.copy() for x in tick], cpu)
+
+        def act(*inputs: Any) -> list[np.ndarray]:
+            with jax.default_device(cpu):
+                return [np.asarray(x) for x in call(*on_device, *inputs)]
+
+        return act
 
     return begin
 
@@ -260,11 +267,14 @@ def make_roll(
     sizes = len(arrays.seed), plan.num_groups, plan.num_seeds
     actors = [make_actor(plan, shared, segment) for segment in segments_of(sizes, rows, joined)]
     obs, final, action, facts = (shared[name] for name in ("obs", "final_obs", "action", "facts"))
-    progress, length, count = shared["progress"], plan.length, rows.stop - rows.start
+    progress, length = shared["progress"], plan.length
     terminations, truncations, reward_rows = facts["terminated"], facts["truncated"], facts["reward"][:, rows]
-    going_on = np.zeros((length, count), bool)
+    going_on, lost_at = shared["goes_on"], shared["lost_at"][:, rows]
     own_metrics = inside.metrics
     steps = [inside.envs[i].step for i in range(rows.start, rows.stop)]
+    for actor in actors if any(program.exported for program in plan.programs.values()) else ():
+        actor.begin()  # compiles now, without the time limit of a step
+        actor.act(0)
 
     def step(t: int) -> None:
         rewards = list[Any]()
@@ -287,7 +297,7 @@ def make_roll(
         (terminations if terminated else truncations)[t, i] = True
         goes_on = GOES_ON in info
         if goes_on:
-            going_on[t, i - rows.start] = True
+            going_on[t, i] = True
         write(final[t, i, ...], seen)
         if kinds and not goes_on:
             own_metrics.end(i)
@@ -299,15 +309,13 @@ def make_roll(
         obs[t + 1, rows] = arrays.obs[rows]
         final[t, rows] = obs[t, rows]
         truncations[t, rows], terminations[t, rows], reward_rows[t] = True, False, 0.0
+        going_on[t, rows], lost_at[t] = False, True
 
     def roll() -> None:
-        start, lost = int(progress[index]), list[int]()
+        start = int(progress[index])
         totals = (shared["returns"], inside.returns), (shared["lengths"], inside.lengths)
-        for before, now in totals:
-            if shared["lost"][index]:
-                now[rows] = before[rows]
-            before[rows] = now[rows]
-        going_on[start:] = False
+        for stored, now in totals if shared["lost"][index] else ():
+            now[rows] = stored[rows]
         with np.errstate(all="ignore"):
             for actor in actors:
                 actor.begin()
@@ -316,15 +324,16 @@ def make_roll(
                     actor.act(t)
                 if shared["lost"][index]:
                     lose(t)
-                    lost.append(t)
                     shared["lost"][index] = False
                 else:
                     step(t)
                 progress[index] = t + 1
             for actor in actors:
                 actor.end()
-            add_up_rollout(facts[:, rows], going_on, inside.returns[rows], inside.lengths[rows])
-        facts["episode_length"][lost, rows] -= 1  # the lost step was not made
+            add_up_rollout(facts[:, rows], going_on[:, rows], inside.returns[rows], inside.lengths[rows])
+        facts["episode_length"][:, rows][lost_at] -= 1  # this step was not made
+        for stored, now in totals:
+            stored[rows] = now[rows]
         if host_spec.clip_rewards:
             np.sign(reward_rows, out=reward_rows)
         arrays.obs[rows] = obs[length, rows]
@@ -365,7 +374,8 @@ def begin_rollout(shared: dict[str, np.ndarray], arrays: Arrays) -> None:
         shared: Arrays of the rollout, changed in place.
         arrays: Arrays of one step, with the last observations.
     """
-    shared["facts"].fill(0)
+    for name in ("facts", "goes_on", "lost_at"):
+        shared[name].fill(0)
     shared["progress"][:], shared["lost"][:] = 0, False
     shared["obs"][0] = arrays.obs
 

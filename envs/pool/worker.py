@@ -246,6 +246,20 @@ def portable(host_spec: HostEnvSpec) -> bytes:
         ) from error
 
 
+class Died(Exception):
+    """A worker process ended.
+
+    Attributes:
+        worker: Index of the worker.
+        how: How it ended.
+        words: Its last output, or "".
+    """
+
+    def __init__(self, worker: int, how: str, words: bytes) -> None:
+        super().__init__(how)
+        self.worker, self.how, self.words = worker, how, words.decode(errors="replace")
+
+
 NEWS = 0
 """Number of the semaphore that every worker posts with ``by_arrival``."""
 

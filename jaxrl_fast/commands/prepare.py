@@ -92,7 +92,8 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
         pool = complete.pool | ({"bridge": "host"} if complete.placement == WORKER_ACTING else {})
         if not isinstance(env, HostEnv) and pool != defaults:
             raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
-        if run.placement == machine.AUTO and isinstance(env, HostEnv):  # a user environment, resolved only here
+        is_open = run.placement == machine.AUTO and not envs.is_host(run.env)
+        if is_open and isinstance(env, HostEnv):  # a user environment, resolved only here
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
             chosen = HOST.reason
         yield Prepared(complete, chosen, env, keeper)
@@ -264,8 +265,7 @@ def may_act_in_workers(run: Run) -> bool:
         run: Settings of the run.
 
     Returns:
-        True if ``pool.bridge=worker`` is set, or nothing else is and rollouts are long enough. Images are left to the
-        learner's device.
+        True if ``pool.bridge=worker`` is set, or nothing else is and rollouts are long enough; not for ``env=atari``.
     """
     if run.pool["bridge"] == "worker":
         return True

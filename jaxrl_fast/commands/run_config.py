@@ -155,10 +155,11 @@ def with_bridge(run: Run) -> Run:
         run: Settings of the run.
 
     Returns:
-        The settings, with ``worker`` for the placement `WORKER_ACTING` only.
+        The settings, with ``worker`` for the placement `WORKER_ACTING`, and elsewhere only if it was written.
     """
-    given = run.pool["bridge"]
-    bridge = "worker" if run.placement == WORKER_ACTING else "host" if given == "worker" else given
+    given, written_by = run.pool["bridge"], run.sources.get("pool.bridge", FOLLOWS_PLACEMENT)
+    follows = given == "worker" and written_by == FOLLOWS_PLACEMENT
+    bridge = "worker" if run.placement == WORKER_ACTING else "host" if follows else given
     return dataclasses.replace(run, pool={**run.pool, "bridge": bridge})
 
 
@@ -285,6 +286,7 @@ def algo_words(run: Run) -> dict[str, str]:
 
 
 WORKER_ACTING = worker_acting.__name__
+FOLLOWS_PLACEMENT = "follows placement"
 CONTINUOUS = "continuous actions"
 FOLLOWS, CHOSEN = "follows num_envs and total_steps", "chosen for "
 """Origins of settings, other than files."""
@@ -315,6 +317,7 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     auto_width, auto_overlap = (_take_auto(name, given, file) and checkpoint is None for name in AUTOS)
     tuned = given.values.pop("tuned", file.values.pop("tuned", True))
     tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
+    placed = given.values.get("placement", AUTO) != AUTO
     groups, file = _choose_groups(given, file)
     id = given.values.get("env.id", file.values.get("env.id"))
     actions = _actions_of(groups, id, {**file.values, **given.values})
@@ -339,12 +342,15 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
         values["eval.beside"], sources["eval.beside"] = False, f"follows {between[-1]}"
     _check_env(env, values)
     _check_pool(env, given)
+    named = "pool.bridge" in given.values
     if placement == WORKER_ACTING and may_be_host(env):
-        if "pool.bridge" in sources and values["pool.bridge"] != "worker":
+        if named and values["pool.bridge"] != "worker":
             raise ConfigError(
                 f"pool.bridge={values['pool.bridge']}: placement={WORKER_ACTING} has pool.bridge=worker: leave one out"
             )
-        values["pool.bridge"], sources["pool.bridge"] = "worker", f"follows placement={WORKER_ACTING}"
+        values["pool.bridge"], sources["pool.bridge"] = "worker", FOLLOWS_PLACEMENT
+    elif placed and not named and values["pool.bridge"] == "worker":  # of a file, whose placement is replaced
+        values["pool.bridge"], sources["pool.bridge"] = "host", FOLLOWS_PLACEMENT
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
     tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None

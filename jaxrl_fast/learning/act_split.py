@@ -273,7 +273,7 @@ def require_same(one: Split, other: Split) -> None:
         [(len(v.shape), v.dtype, at) for v, at in zip(each.given, each.when, strict=True)] for each in (one, other)
     ]
     if kinds[0] != kinds[1]:
-        raise ValueError("action selection depends on the number of environments: write pool.bridge=host")
+        raise ValueError("action selection depends on the number of environments")
 
 
 def environment_axes(one: Split, other: Split, sizes: tuple[int, int]) -> list[int | None]:
@@ -295,6 +295,6 @@ def environment_axes(one: Split, other: Split, sizes: tuple[int, int]) -> list[i
     for a, b in zip(one.given, other.given, strict=True):
         differing = [axis for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes[0] != sizes[1]]
         if any((a.shape[axis], b.shape[axis]) != sizes for axis in differing) or len(differing) > 1:
-            raise ValueError("action selection relates environments to each other: write pool.bridge=host")
+            raise ValueError("action selection relates environments to each other")
         axes.append(differing[0] if differing else None)
     return axes

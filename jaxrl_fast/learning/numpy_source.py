@@ -84,7 +84,8 @@ class _Writer:
 
     def constant(self, value: np.ndarray) -> Array:
         if value.ndim == 0 and np.isfinite(value):
-            return Array(repr(value.item()), (), (), value.dtype, True)
+            text = repr(value.item())
+            return Array(f"({text})" if text[0] == "-" else text, (), (), value.dtype, True)
         self.constants.append(value)
         return Array(f"constants[{len(self.constants) - 1}]", value.shape, value.shape, value.dtype, True)
 
@@ -355,8 +356,9 @@ def _power(writer: _Writer, operation: Operation, x: Array) -> Array:
     return _elementwise(writer, operation, f"{{}} ** {operation.params['y']}", [x])
 
 
-def _iota(writer: _Writer, operation: Operation) -> Array:
-    raise Unsupported("operation iota")
+def _pow(writer: _Writer, operation: Operation, x: Array, y: Array) -> Array:
+    result = _elementwise(writer, operation, "{} ** {}", [x, y])
+    return result if x.dtype == y.dtype else _cast_to(writer, result, operation.outputs[0].dtype)
 
 
 def _divide(writer: _Writer, operation: Operation, x: Array, y: Array) -> Array:
@@ -394,7 +396,6 @@ SAME = {
     "neg": "-{}",
     "not": "~{}",
     "or": "{} | {}",
-    "pow": "{} ** {}",
     "rem": "np.fmod({}, {})",
     "rsqrt": "1.0 / np.sqrt({})",
     "sign": "np.sign({})",
@@ -415,7 +416,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "concatenate": _concatenate,
     "convert_element_type": _convert,
     "copy": _same,
-    "copy_p": _same,
     "cumprod": _cumulative("cumprod"),
     "cumsum": _cumulative("cumsum"),
     "div": _divide,
@@ -423,7 +423,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "expand_dims": _reshape,
     "gather": _gather,
     "integer_pow": _power,
-    "iota": _iota,
+    "pow": _pow,
     "reduce_and": _reduction("all"),
     "reduce_max": _reduction("max"),
     "reduce_min": _reduction("min"),

@@ -24,6 +24,7 @@ from jaxrl_fast.learning.host_sampling import (
     begin,
     env_axis,
     host_fragment,
+    host_sample_fragment,
     make_act,
     over_slices,
     require_inside,
@@ -71,12 +72,19 @@ def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tran
     loaded: dict[str, Any] = {}
 
     def load(inputs: Channels, hyper: Any, key: Any) -> None:
-        ahead = plan_rollouts(env, agent, rollout_shapes, one_seed(env, (inputs, hyper, key)))
-        loaded.update(ahead=ahead, shared=rollouts.load(ahead.plan))
+        try:
+            loaded["ahead"] = plan_rollouts(env, agent, rollout_shapes, one_seed(env, (inputs, hyper, key)))
+        except ValueError as error:
+            rollouts.log(f"no whole rollouts by the environments' processes, actions by the trainer: {error}")
+            loaded["central"] = host_sample_fragment(env, agent, rollout_shapes)
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         if not loaded:
             load(inputs, hyper, key)
+        if "central" in loaded:
+            return loaded["central"].step(private, inputs, hyper, key)
+        if rollouts.plan() is not loaded["ahead"].plan:  # none, or of another run in the same environments
+            loaded["shared"] = rollouts.load(loaded["ahead"].plan)
         ahead, shared = loaded["ahead"], loaded["shared"]
         given = ahead.compute(inputs, hyper, key)
         now = begin(env, agent, private, key)
@@ -144,6 +152,8 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
 
     whole = of_size(whole_size)
     # A single environment of a group has its own part of each value, and needs no axis.
+    if any(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) for value in whole.given):
+        raise ValueError("random numbers depend on observations")
     axes: list[int | None] = [None] * len(whole.given)
     if whole_size > 1:
         axes = environment_axes(whole, of_size(whole_size + 1), (whole_size, whole_size + 1))

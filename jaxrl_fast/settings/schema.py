@@ -206,7 +206,9 @@ class PoolSchema:
     order: Literal["fixed", "arrival"] = setting("fixed", "order of the environments:")
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
-    bridge: Literal["host", "callback", "worker"] = setting("host", "called between programs, within, or by rollout:")
+    bridge: Literal["host", "callback", "worker"] = setting(
+        "host", "called between programs, within, or by rollout:", resume="free"
+    )
     out_of_space: Literal["stop", "count"] = setting("stop", "outside of their space:", resume="free")
 
 
