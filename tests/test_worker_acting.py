@@ -141,7 +141,7 @@ def test_noise_of_any_number_of_actions_reaches_the_environment_that_it_was_draw
 def test_an_algorithm_that_cannot_be_split_gets_its_actions_from_the_trainer():
     results = []
     for bridge in ("host", "worker"):
-        env = make_custom_host(Pushing, num_envs=4, name="pushing", pool=pool(bridge))
+        env = jf.make_env("custom", make=Pushing, num_envs=4, pool={"workers": 0, "num_groups": 1, "bridge": bridge})
         results.append(rollouts(env, jf.ippo(rollout_length=LENGTH)))
         line = "no whole rollouts by the environments' processes, actions by the trainer"
         assert any(line in told for told in env.events()) == (bridge == "worker")
