@@ -270,7 +270,6 @@ def make_roll(
     progress, length = shared["progress"], plan.length
     terminations, truncations, reward_rows = facts["terminated"], facts["truncated"], facts["reward"][:, rows]
     going_on, lost_at = shared["goes_on"], shared["lost_at"][:, rows]
-    own_metrics = inside.metrics
     steps = [inside.envs[i].step for i in range(rows.start, rows.stop)]
     for actor in actors if any(program.exported for program in plan.programs.values()) else ():
         actor.begin()  # compiles now, without the time limit of a step
@@ -283,7 +282,7 @@ def make_roll(
             for step_one, row, one in zip(steps, views, decode(action[t, rows]), strict=True):
                 seen, reward, terminated, truncated, info = step_one(one)
                 if kinds:
-                    own_metrics.add(rows.start + len(rewards), info)
+                    inside.metrics.add(rows.start + len(rewards), info)
                 if terminated or truncated:
                     seen = end(t, rows.start + len(rewards), seen, terminated, info)
                 write(row, seen)
@@ -300,7 +299,7 @@ def make_roll(
             going_on[t, i] = True
         write(final[t, i, ...], seen)
         if kinds and not goes_on:
-            own_metrics.end(i)
+            inside.metrics.end(i)
             facts["metrics"][t, i] = arrays.facts["metrics"][i]
         return inside.envs[i].reset()[0]
 

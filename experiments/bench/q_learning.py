@@ -35,7 +35,7 @@ CONTENDERS = {
 }
 WORKERS = {"ours, workers act": (sys.executable, "ours_q.py", "workers")}
 WORKERS |= {name: CONTENDERS[name] for name in ("ours, pool", "Ray, tuned", "Blackjack alone")}
-"""Programs of ``workers``, which has results of its own: their turns were run later."""
+"""Programs of ``workers``, whose turns were run later and have separate results."""
 WORKER_ROUNDS = 250
 WRITTEN = "Ray, as written"
 MUST, AIM = 0.688, 0.1

@@ -4,7 +4,7 @@
 
 Two actors on this machine stand for two hosts. The plan of a rollout (`envs.pool.rolling`) is sent to each once; in a
 tick the trainer puts parameters and random numbers into Ray's store and gets the rollouts back. The rollouts must
-equal those of one process within 1e-6. In turn are measured: this prototype, worker processes without Ray, and central
+equal one process's within 1e-6. In turn are measured: this prototype, worker processes without Ray, and central
 inference over Ray, which sends each step's actions to both actors. Nothing was run on several machines.
 """
 

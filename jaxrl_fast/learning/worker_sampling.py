@@ -134,6 +134,9 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
 
     Returns:
         The computation before a rollout, and the plan.
+
+    Raises:
+        ValueError: The selection of actions cannot be split.
     """
     whole_size = env.num_envs // env.num_groups
     inputs, hyper, key = shapes
