@@ -191,7 +191,7 @@ def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
 
 
 def worker_acting(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """Whole rollouts on the host, with actions selected by the processes that step the environments.
+    """Whole rollouts, actions included, in worker processes.
 
     Args:
         graph: Graph of host environments with ``pool.bridge=worker``.

@@ -234,7 +234,7 @@ class RunSchema:
     num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE, to="job")
     overlap: Overlap = setting(GRAPH.overlap, "delayed edges:", to="graph", type=Literal[Overlap, "auto"])
     learners: int = setting(GRAPH.learners, "learners that share the gradient updates", 1, MAX_SIZE, to="graph")
-    average: Average = setting(GRAPH.average, "averaged quantity:", to="graph")
+    average: Average = setting(GRAPH.average, "averaged quantity:", to="graph", aside=True)
     shards: int = setting(
         GRAPH.shards, "most shards of replay and batches", 1, MAX_SIZE, to="graph", stored="changed", aside=True
     )
