@@ -4,7 +4,6 @@ import dataclasses
 import os
 import signal
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -321,7 +320,7 @@ def test_a_worker_killed_in_a_rollout_loses_one_step_of_its_environments_and_not
     inputs: dict[str, Any] = {n: Learned(init_params(agent.parts[n], jax.random.key(5))) for n in agent.acting.parts}
     inputs["statistics"] = init_statistics(env, agent)
     roll = env.rollouts.roll  # type: ignore[union-attr]
-    victim, began_s = int(env.reset(0)[3, PID]), time.monotonic()
+    victim = int(env.reset(0)[3, PID])
     victims = [victim]
 
     def disturbed() -> None:
@@ -348,7 +347,6 @@ def test_a_worker_killed_in_a_rollout_loses_one_step_of_its_environments_and_not
     assert int(metrics["episodes"]) >= int(ended[:at].sum()) and env.steps() == 4 * 40 - 2
     lines = " ".join(env.events())
     assert "worker 1 of walk was killed by SIGKILL and was restarted" in lines and "2 steps are lost" in lines
-    assert time.monotonic() - began_s < 60
     sample.step(state, inputs, agent.hyper, jax.random.key(1))
     env.close()
 
@@ -422,4 +420,3 @@ def test_what_workers_cannot_do_is_refused_in_a_line():
     ):
         with pytest.raises(ValueError, match=line.replace(".", r"\.")):
             jf.make_env("gymnasium", id="CartPole-v1", num_envs=2, pool={"bridge": "worker", **options})
-    assert "worker_acting" in placements.PLACEMENTS

@@ -21,9 +21,9 @@ from jaxrl_fast.envs.pool.batches import (
     put_actions,
     row_seeds,
 )
-from jaxrl_fast.envs.pool.codec import array_fields, place, sample, size_bytes
+from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, sample, size_bytes
 from jaxrl_fast.envs.pool.parallel import make_workers
-from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, make_roll, open_rollout, rolled_by, rollout_fields
+from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, make_roll, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, MakeGymnasium, describe_failure, make_stepper
 
@@ -235,8 +235,8 @@ class _InProcess(Groups):
     def load(self, plan: RolloutPlan) -> dict[str, np.ndarray]:
         """Prepare for rollouts, as `host_env.Rollouts`."""
         self.plan = plan
-        plan = plan._replace(fields=rollout_fields(self.fields, plan.length, 1) | plan.fields)
-        shared = open_rollout(plan, np.zeros(size_bytes(plan.fields), np.uint8))
+        fields = rollout_fields(self.fields, plan.length, 1) | plan.fields
+        shared = allocate(fields, np.zeros(size_bytes(fields), np.uint8))
         place = slice(0, len(self.arrays.seed)), 0
         roll = make_roll(self.stepper.inside, self.host_spec, self.arrays, plan, shared, place)
 

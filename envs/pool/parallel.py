@@ -38,8 +38,8 @@ from jaxrl_fast.envs.pool.batches import (
     row_seeds,
     split,
 )
-from jaxrl_fast.envs.pool.codec import array_fields, place, size_bytes
-from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, open_rollout, rolled_by, rollout_fields
+from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, size_bytes
+from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError
 from jaxrl_fast.envs.pool.worker import (
     BACKLOG,
@@ -296,7 +296,7 @@ def make_workers(
     host = pool.host_env(spec, num_envs // num_seeds, another, num_seeds=num_seeds)
     if options.bridge == "worker":
         parts = tuple(split(slice(0, num_envs), num_workers))
-        rollouts = Rollouts(pool.load, pool.roll, parts, pool.note, lambda: pool.asked)
+        rollouts = Rollouts(pool.load, pool.roll, parts, pool.note, lambda: pool.plan)
         host = host._replace(rollouts=rollouts)
     return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if options.order == "arrival" else host
 
@@ -335,7 +335,6 @@ class _Pool(Groups):
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
         job = WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
-        self.asked: RolloutPlan | None = None
         self.plan: RolloutPlan | None = None
         self.rolling = False
         self.shared: dict[str, np.ndarray] = {}
@@ -359,6 +358,8 @@ class _Pool(Groups):
         self.in_flight.clear()
         self.arrived.clear()
         self.rolling = False
+        for name in ("returns", "lengths") if self.shared else ():
+            self.shared[name][:] = 0
         for worker in range(self.num_workers):
             self.crew.order(worker, RESET)
         for worker in range(self.num_workers):
@@ -387,13 +388,13 @@ class _Pool(Groups):
         """Prepare the workers for rollouts, as `host_env.Rollouts`."""
         self.require_open()
         self._end_roll()
-        self.asked = plan
-        plan = plan._replace(fields=rollout_fields(self.fields, plan.length, self.num_workers) | plan.fields)
+        self.plan = plan
+        fields = rollout_fields(self.fields, plan.length, self.num_workers) | plan.fields
         plan_fd, memory_fd = self.crew.job.rollouts
         os.truncate(plan_fd, 0)
-        os.pwrite(plan_fd, pickle.dumps(plan), 0)
-        os.truncate(memory_fd, size_bytes(plan.fields))
-        self.plan, self.shared = plan, open_rollout(plan, mmap.mmap(memory_fd, 0))
+        os.pwrite(plan_fd, pickle.dumps(plan._replace(fields=fields)), 0)
+        os.truncate(memory_fd, size_bytes(fields))
+        self.shared = allocate(fields, mmap.mmap(memory_fd, 0))
         for worker in range(self.num_workers):
             self.crew.order(worker, LOAD)
         for worker in range(self.num_workers):
@@ -480,10 +481,7 @@ class _Pool(Groups):
     def _await(self, worker: int, reply: int) -> None:
         timeout_s = max(START_TIMEOUT_S, self.step_timeout_s) if reply in (RESET, LOAD) else self.step_timeout_s
         try:
-            if reply == ROLL:
-                self.crew.wait(worker, reply, timeout_s, lambda: int(self.shared["progress"][worker]))
-            else:
-                self.crew.wait(worker, reply, timeout_s)
+            self.crew.wait(worker, reply, timeout_s, lambda: self.shared["progress"][worker] if self.rolling else 0)
         except Died as death:
             self._revive(death)
             if reply == ROLL:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.envs.pool.codec import Arrays, allocate
+from jaxrl_fast.envs.pool.codec import Arrays
 from jaxrl_fast.envs.pool.stepping import GOES_ON, HostEnvSpec, Inside, describe_failure
 
 Fields = dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -244,36 +244,38 @@ def _load(program: ActProgram) -> Callable[[Sequence[np.ndarray]], Callable[...,
     return begin
 
 
-def make_roll(
-    inside: Inside, host_spec: HostEnvSpec, arrays: Arrays, plan: RolloutPlan, shared: dict[str, np.ndarray], place: Any
-) -> Callable[[], None]:
-    """Make the function that steps a process's environments through a rollout.
+class RolloutSteps(NamedTuple):
+    """Steps of a process's environments, written into the arrays of a rollout.
+
+    Attributes:
+        step: ``(t)``, steps all environments with the actions of step ``t``.
+        lose: ``(t)``, records a step that was lost with the worker before.
+    """
+
+    step: Callable[[int], None]
+    lose: Callable[[int], None]
+
+
+def make_rollout_steps(
+    inside: Inside, host_spec: HostEnvSpec, arrays: Arrays, shared: dict[str, np.ndarray], rows: slice
+) -> RolloutSteps:
+    """Make the steps of a process's environments.
 
     Args:
         inside: Environments of the process and their running totals.
         host_spec: Spec of the environments.
-        arrays: Arrays of one step; ``obs`` holds the last observations before and after a rollout.
-        plan: Plan of the rollout.
+        arrays: Arrays of one step.
         shared: Arrays of the rollout.
-        place: ``(rows, index)`` of the process.
+        rows: Rows of the process.
 
     Returns:
-        The function. It goes on after the steps that ``progress`` counts; if a step was ``lost``, that step is
-        recorded as a truncation.
+        The steps. They raise `PoolError`, too.
     """
-    rows, index = place
     decode, write, kinds = host_spec.act.decode, host_spec.observe.write, host_spec.metrics
-    joined = all(given.axis is not None or not given.each_step for given in plan.given)
-    sizes = len(arrays.seed), plan.num_groups, plan.num_seeds
-    actors = [make_actor(plan, shared, segment) for segment in segments_of(sizes, rows, joined)]
     obs, final, action, facts = (shared[name] for name in ("obs", "final_obs", "action", "facts"))
-    progress, length = shared["progress"], plan.length
     terminations, truncations, reward_rows = facts["terminated"], facts["truncated"], facts["reward"][:, rows]
-    going_on, lost_at = shared["goes_on"], shared["lost_at"][:, rows]
+    going_on = shared["goes_on"]
     steps = [inside.envs[i].step for i in range(rows.start, rows.stop)]
-    for actor in actors if any(program.exported for program in plan.programs.values()) else ():
-        actor.begin()  # compiles now, without the time limit of a step
-        actor.act(0)
 
     def step(t: int) -> None:
         rewards = list[Any]()
@@ -304,38 +306,63 @@ def make_roll(
         return inside.envs[i].reset()[0]
 
     def lose(t: int) -> None:
-        """Record a step that was lost with the worker before."""
         obs[t + 1, rows] = arrays.obs[rows]
         final[t, rows] = obs[t, rows]
         truncations[t, rows], terminations[t, rows], reward_rows[t] = True, False, 0.0
-        going_on[t, rows], lost_at[t] = False, True
+        going_on[t, rows], shared["lost_at"][t, rows] = False, True
+
+    return RolloutSteps(step, lose)
+
+
+def make_roll(
+    inside: Inside, host_spec: HostEnvSpec, arrays: Arrays, plan: RolloutPlan, shared: dict[str, np.ndarray], place: Any
+) -> Callable[[], None]:
+    """Make the function that steps a process's environments through a rollout.
+
+    Args:
+        inside: Environments of the process and their running totals.
+        host_spec: Spec of the environments.
+        arrays: Arrays of one step; ``obs`` holds the last observations before and after a rollout.
+        plan: Plan of the rollout.
+        shared: Arrays of the rollout.
+        place: ``(rows, index)`` of the process.
+
+    Returns:
+        The function. It goes on after the steps that ``progress`` counts; if a step was ``lost``, that step is
+        recorded as a truncation.
+    """
+    rows, index = place
+    joined = all(given.axis is not None or not given.each_step for given in plan.given)
+    sizes = len(arrays.seed), plan.num_groups, plan.num_seeds
+    actors = [make_actor(plan, shared, segment) for segment in segments_of(sizes, rows, joined)]
+    recorded = make_rollout_steps(inside, host_spec, arrays, shared, rows)
+    facts, progress, lost = shared["facts"][:, rows], shared["progress"], shared["lost"]
+    for actor in actors if any(program.exported for program in plan.programs.values()) else ():
+        actor.begin()  # compiles now, without the time limit of a step
+        actor.act(0)
 
     def roll() -> None:
-        start = int(progress[index])
         totals = (shared["returns"], inside.returns), (shared["lengths"], inside.lengths)
-        for stored, now in totals if shared["lost"][index] else ():
+        for stored, now in totals if lost[index] else ():
             now[rows] = stored[rows]
         with np.errstate(all="ignore"):
             for actor in actors:
                 actor.begin()
-            for t in range(start, length):
+            for t in range(int(progress[index]), plan.length):
                 for actor in actors:
                     actor.act(t)
-                if shared["lost"][index]:
-                    lose(t)
-                    shared["lost"][index] = False
-                else:
-                    step(t)
+                (recorded.lose if lost[index] else recorded.step)(t)
+                lost[index] = False
                 progress[index] = t + 1
             for actor in actors:
                 actor.end()
-            add_up_rollout(facts[:, rows], going_on[:, rows], inside.returns[rows], inside.lengths[rows])
-        facts["episode_length"][:, rows][lost_at] -= 1  # this step was not made
+            add_up_rollout(facts, shared["goes_on"][:, rows], inside.returns[rows], inside.lengths[rows])
+        facts["episode_length"][shared["lost_at"][:, rows]] -= 1  # this step was not made
         for stored, now in totals:
             stored[rows] = now[rows]
         if host_spec.clip_rewards:
-            np.sign(reward_rows, out=reward_rows)
-        arrays.obs[rows] = obs[length, rows]
+            np.sign(facts["reward"], out=facts["reward"])
+        arrays.obs[rows] = shared["obs"][plan.length, rows]
 
     return roll
 
@@ -392,16 +419,3 @@ def rolled_by(workers: int, plan: RolloutPlan) -> str:
     where = f"{workers} worker process{'es' if workers > 1 else ''}" if workers else "this process"
     by = "NumPy" if all(program.source for program in plan.programs.values()) else "JAX"
     return f"whole rollouts of {plan.length} steps in {where}, actions by {by}"
-
-
-def open_rollout(plan: RolloutPlan, buffer: Any) -> dict[str, np.ndarray]:
-    """Place the arrays of a rollout in a buffer.
-
-    Args:
-        plan: Plan of the rollout.
-        buffer: Buffer of at least `codec.size_bytes` of ``plan.fields``.
-
-    Returns:
-        The arrays by name.
-    """
-    return allocate(plan.fields, buffer)

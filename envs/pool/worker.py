@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from jaxrl_fast.envs.episode_metrics import NO_KINDS
-from jaxrl_fast.envs.pool.codec import Arrays, array_fields, place
-from jaxrl_fast.envs.pool.rolling import make_roll, open_rollout
+from jaxrl_fast.envs.pool.codec import Arrays, allocate, array_fields, place
+from jaxrl_fast.envs.pool.rolling import make_roll
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, Stepper, make_stepper, of_env
 from jaxrl_fast.system import current_bytes
 
@@ -326,7 +326,7 @@ def _load(stepper: Stepper, host_spec: HostEnvSpec, arrays: Arrays, job: WorkerJ
     """Read the plan of rollouts, and return the function that makes one."""
     plan_fd, memory_fd = job.rollouts
     plan = pickle.loads(os.pread(plan_fd, os.fstat(plan_fd).st_size, 0))
-    shared = open_rollout(plan, mmap.mmap(memory_fd, 0))
+    shared = allocate(plan.fields, mmap.mmap(memory_fd, 0))
     own = [rows for rows in job.shares[index] if rows.stop > rows.start]
     rows = slice(own[0].start, own[-1].stop)
     roll = make_roll(stepper.inside, host_spec, arrays, plan, shared, (rows, index))

@@ -23,9 +23,9 @@ import numpy as np
 import jaxrl_fast as jf
 from jaxrl_fast.envs.host_env import HostEnv, Rollouts
 from jaxrl_fast.envs.pool.batches import put_actions, row_seeds, split
-from jaxrl_fast.envs.pool.codec import array_fields, place, size_bytes
+from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, size_bytes
 from jaxrl_fast.envs.pool.recipes import recipe
-from jaxrl_fast.envs.pool.rolling import begin_rollout, make_roll, open_rollout, rollout_fields
+from jaxrl_fast.envs.pool.rolling import begin_rollout, make_roll, rollout_fields
 from jaxrl_fast.envs.pool.stepping import describe, make_stepper
 from jaxrl_fast.learning.algorithm import Learned
 from jaxrl_fast.learning.run_graph import bind, init_params, init_statistics, sampler
@@ -53,7 +53,7 @@ class Host:
     def load(self, plan: Any) -> None:
         """Prepare rollouts."""
         plan = plan._replace(fields=rollout_fields(self.fields, plan.length, ACTORS) | plan.fields)
-        self.shared = open_rollout(plan, np.zeros(size_bytes(plan.fields), np.uint8))
+        self.shared = allocate(plan.fields, np.zeros(size_bytes(plan.fields), np.uint8))
         place_ = self.rows, self.index
         self.make_rollout = make_roll(self.stepper.inside, self.host_spec, self.arrays, plan, self.shared, place_)
 
@@ -106,7 +106,7 @@ def over_ray(env: HostEnv, hosts: list[Any]) -> HostEnv:
     def load(plan: Any) -> dict[str, np.ndarray]:
         whole = plan._replace(fields=rollout_fields(fields, plan.length, ACTORS) | plan.fields)
         asked[None] = plan
-        shared.update(open_rollout(whole, np.zeros(size_bytes(whole.fields), np.uint8)))
+        shared.update(allocate(whole.fields, np.zeros(size_bytes(whole.fields), np.uint8)))
         ray.get([host.load.remote(plan) for host in hosts])
         return shared
 

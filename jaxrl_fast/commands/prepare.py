@@ -48,7 +48,7 @@ from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, un
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 WORKERS = machine.Choice(WORKER_ACTING, 1, "rollouts in the environments' processes, learning on one device")
 LEAST_ROLLOUT = 16
-"""Least steps of a rollout for `WORKERS`: a rollout costs about as much as the actions of two or three steps more."""
+"""Least steps of a rollout for `WORKERS`, by rule: a rollout of one step needs a handover for each step, too."""
 
 
 class Prepared(NamedTuple):

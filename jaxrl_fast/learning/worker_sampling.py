@@ -73,7 +73,7 @@ def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tran
 
     def load(inputs: Channels, hyper: Any, key: Any) -> None:
         try:
-            loaded["ahead"] = plan_rollouts(env, agent, rollout_shapes, one_seed(env, (inputs, hyper, key)))
+            loaded["ahead"] = plan_rollouts(env, agent, rollout_shapes, (inputs, hyper, key))
         except ValueError as error:
             rollouts.log(f"no whole rollouts by the environments' processes, actions by the trainer: {error}")
             loaded["central"] = host_sample_fragment(env, agent, rollout_shapes)
@@ -123,14 +123,14 @@ def one_seed(env: HostEnv, inputs: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[cut:], jnp.result_type(x)), inputs)
 
 
-def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, shapes: tuple[Any, Any, Any]) -> Ahead:
+def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, example: tuple[Any, Any, Any]) -> Ahead:
     """Split the selection of actions, and plan the rollouts.
 
     Args:
         env: Host environments.
         agent: Algorithm bound to them.
         rollout_shapes: Shapes of a rollout of one seed.
-        shapes: Shapes of the channels, hyper-parameters and key of one seed.
+        example: Channels, hyper-parameters and key of a tick.
 
     Returns:
         The computation before a rollout, and the plan.
@@ -139,7 +139,7 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
         ValueError: The selection of actions cannot be split.
     """
     whole_size = env.num_envs // env.num_groups
-    inputs, hyper, key = shapes
+    inputs, hyper, key = one_seed(env, example)
     act = make_act(agent)
 
     def of_size(size: int) -> Split:
@@ -154,11 +154,10 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
         )
 
     whole = of_size(whole_size)
-    # A single environment of a group has its own part of each value, and needs no axis.
     if any(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) for value in whole.given):
         raise ValueError("random numbers depend on observations")
     axes: list[int | None] = [None] * len(whole.given)
-    if whole_size > 1:
+    if whole_size > 1:  # a single environment of a group has its own part of each value, and needs no axis
         axes = environment_axes(whole, of_size(whole_size + 1), (whole_size, whole_size + 1))
     given = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
     joined = all(one.axis is not None or not one.each_step for one in given)
@@ -175,8 +174,7 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
     programs = {size: act_program(one, images) for size, one in splits.items()}
     compute = jax.jit(computed_ahead(env, whole, given, agent.rollout_length))
     fields, counts = algorithm_fields(env, agent, rollout_shapes)
-    batched = _batched(env, shapes)
-    for i, value in enumerate(jax.eval_shape(compute, *batched)):
+    for i, value in enumerate(jax.eval_shape(compute, *example)):
         fields[f"given{i}"] = value.shape, np.dtype(value.dtype)
     entries = tuple(sorted(env.spec.obs)) if isinstance(env.spec.obs, dict) else ()
     every = agent.experience.memory_every
@@ -184,11 +182,6 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
         agent.rollout_length, env.num_seeds, env.num_groups, programs, given, entries, *counts, every, fields
     )
     return Ahead(compute, plan)
-
-
-def _batched(env: HostEnv, shapes: PyTree) -> PyTree:
-    seeds = (env.num_seeds,) * env_axis(env)
-    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*seeds, *s.shape), s.dtype), shapes)
 
 
 LEAST = 2
@@ -200,7 +193,7 @@ def act_program(program: Split, images: bool = False) -> ActProgram:
 
     Args:
         program: Split function for their number of environments.
-        images: Whether observations have images, whose convolutions JAX computes faster.
+        images: Whether observations have images, whose convolutions are left to JAX.
 
     Returns:
         NumPy source, or a JAX function for images and where NumPy lacks an operation.
@@ -362,7 +355,8 @@ def read_rollout(
     def observed(obs: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         following = obs[1:].copy()
         following[final_rows] = final[final_rows]
-        return by_seed(env, obs[:-1], 1), by_seed(env, following, 1), by_seed(env, obs[-1], 0)
+        own = following if env.num_seeds == 1 else by_seed(env, following, 1)
+        return by_seed(env, obs[:-1], 1), own, by_seed(env, obs[-1], 0)
 
     if isinstance(env.spec.obs, dict):
         entries = {name: observed(shared["obs"][name], shared["final_obs"][name]) for name in sorted(env.spec.obs)}
