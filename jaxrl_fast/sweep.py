@@ -69,7 +69,7 @@ class Jobs:
         placed = {name: getattr(self.placed, name) for name in ("placement", "devices")}
         run = run_of(self.sweep, sizes)
         beside = dataclasses.replace(run.eval, every=0, beside=False)
-        run = dataclasses.replace(run, num_seeds=count, eval=beside, **placed)
+        run = run_config.with_bridge(dataclasses.replace(run, num_seeds=count, eval=beside, **placed))
         env = self._env_of(run)
         return make_job(env, make_algorithm(run_config.with_defaults(run, env.spec)), job_options(run), {})
 

@@ -99,7 +99,7 @@ def test_a_run_is_followed_until_the_return_and_then_stopped(tmp_path):
 def test_the_page_of_q_learning_says_what_was_not_run():
     run = {"seconds": 2.0, "total_s": 3.0, "return": -0.1}
     rows = {"500": {name: [run] for name in q_learning.CONTENDERS} | {"ours, pool": [run | {"seconds": 1.0}]}}
-    lines = q_learning.page({"rows": rows}).splitlines()
+    lines = q_learning.page({"rows": rows, "rounds": 500}, q_learning.CONTENDERS).splitlines()
     assert "| 500 | ours, pool | 1.0 [1.0, 1.0] | 0.50 [0.50, 0.50] |" in lines[2]
     assert lines[-2:] == ["| 1,000 | not run yet | | | | | |", "| 2,000 | not run yet | | | | | |"]
 
