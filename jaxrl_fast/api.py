@@ -68,6 +68,12 @@ class Result(NamedTuple):
     history: list[Row]
     summary: Row
 
+    def __repr__(self) -> str:
+        found = self.summary.get("eval_return_mean")
+        returned = "not evaluated" if found is None else f"return {found:.1f}"
+        steps, rows = self.summary.get("env_steps", 0), f"{len(self.history)} rows of history"
+        return f"Result({self.policy!r}, {steps:,} steps, {returned}, {rows})"
+
     def _repr_html_(self) -> str:
         return result_html(self.history, self.summary)
 

@@ -18,6 +18,7 @@ from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.views.renderers import Shot, Subject, check_out, encode, offer_gl, subject_of
+from jaxrl_fast.views.report_page import REPORT_FILE, write_report
 from jaxrl_fast.views.viewer import write_policy_html
 
 HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [episodes=1] [seed=0]
@@ -81,6 +82,8 @@ def render_run(words: Sequence[str]) -> int:
         picture_s = every * subject.step_s
         content, sizes = encode(pictures_of(subject, policy, given, every, picture_s), out.suffix, picture_s)
     replace_file(out, content)
+    if given["out"] is None and (folder / REPORT_FILE).is_file():
+        write_report(folder)  # which shows the picture
     size = f"{len(sizes)} pictures of {sizes[0][1]} × {sizes[0][0]}"
     print(f"{out}: {size}, {len(sizes) * picture_s:.1f} s, {len(content) / 1000:,.0f} kB")
     return 0

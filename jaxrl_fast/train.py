@@ -99,7 +99,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     folder = Path(hosts.decide(lambda: stack.enter_context(new_folder(run))))
     if hosts.is_first():
         print_opening(run, chosen, folder)
-        write_facts(run, chosen, folder)
+        write_facts(run, chosen, folder, draws=can_draw(env))
         if teacher is not None:
             save_policy(teacher, folder / TEACHER)
         if len({device for group in job.placement.groups for device in group.devices}) > 1:

@@ -27,7 +27,7 @@ from jaxrl_fast.runtime.placements import Group, Placement, data_parallel, fused
 from jaxrl_fast.training.records import write_status
 from jaxrl_fast.views import description as inspection
 from jaxrl_fast.views.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
-from jaxrl_fast.views.graph_picture import BOXES, draw_run, text_width, to_mermaid, to_svg
+from jaxrl_fast.views.graph_picture import BOXES, DARK, draw_run, text_width, to_mermaid, to_svg
 from jaxrl_fast.views.hlo import find_collectives, loop_runs
 
 TICKS, UPDATES, HYPER = 3, 4, 0.01
@@ -189,6 +189,14 @@ def test_in_the_picture_no_text_meets_another_or_the_edge_of_a_box(description: 
         if word in names:
             outer, inner = around
             assert inner[0] <= place[0] and place[2] <= inner[2] and outer[0] <= inner[0] and inner[2] <= outer[2]
+
+
+@given(descriptions())
+@settings(max_examples=20)
+def test_every_color_of_the_picture_has_another_on_dark_pages(description: Description):
+    elements = list(ElementTree.fromstring(to_svg(description, "a title")).iter())
+    used = {element.get(name) for element in elements for name in ("fill", "stroke")} - {None, "none"}
+    assert used <= set(DARK) and not used & set(DARK.values())
 
 
 @given(descriptions())

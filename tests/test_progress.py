@@ -7,11 +7,11 @@ from rich.console import Console
 
 from jaxrl_fast.training import progress
 from jaxrl_fast.training.progress import ProgressDisplay, clock, earlier_compile_s, si, sparkline
-from jaxrl_fast.training.records import write_status
+from jaxrl_fast.training.records import MeanRates, write_status
 
 
 def train_row(env_steps: int, wall_s: float) -> dict:
-    rates = {"sampling_hz": 12_345.0, "update_hz": 99.0, "episode_return": 7.25}
+    rates = {"sampling_hz": 12_345.0, "update_hz": 99.0, "update_frame_hz": 990.0, "episode_return": 7.25}
     return {"kind": "train", "env_steps": env_steps, "wall_s": wall_s, **rates}
 
 
@@ -32,6 +32,20 @@ def test_the_time_left_does_not_count_compilation(monkeypatch):
     assert second.split("  ")[-1] == "0:08 left"
     assert "12.3k steps/s" in second
     assert "return 7.2" in second
+
+
+def test_a_run_has_one_speed_which_begins_with_the_first_update(monkeypatch):
+    rates = MeanRates()
+    filling = {**train_row(1000, 1.0), "update_hz": 0.0, "update_frame_hz": 0.0}
+    assert rates.now() == {"sampling_hz": 0.0, "update_hz": 0.0, "update_frame_hz": 0.0}
+    assert rates.add(filling)["sampling_hz"] == pytest.approx(12_345.0)
+    text = shown([filling, {**filling, "env_steps": 2000, "wall_s": 1.1}], monkeypatch, terminal=False)
+    assert "no updates yet" in text and "0 updates/s" not in text
+    for steps_per_s, updates_per_s in ((100.0, 10.0), (300.0, 30.0)):
+        of_chunk = dict(sampling_hz=steps_per_s, update_hz=updates_per_s, update_frame_hz=updates_per_s * 8)
+        found = rates.add({**filling, **of_chunk})
+    assert found == pytest.approx({"sampling_hz": 150.0, "update_hz": 15.0, "update_frame_hz": 120.0}), "equal steps"
+    assert rates.add(filling) == found, "chunks without updates do not count any more"
 
 
 def test_an_evaluation_shows_its_spread(monkeypatch):
@@ -84,6 +98,12 @@ def test_plain_lines_name_the_time_of_an_earlier_run(tmp_path):
     assert earlier_compile_s(tmp_path / "20260104") == 31.0
     assert earlier_compile_s(tmp_path / "20260102") == 7.0
     assert earlier_compile_s(tmp_path / "none" / "x") is None
+    for name, text in (("20260104", "{num_envs: 4, seed: 1}"), ("20260103", "{num_envs: 4}")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "config.yaml").write_text(text)
+    assert earlier_compile_s(tmp_path / "20260104") is None, "other settings are another program"
+    (tmp_path / "20260102" / "config.yaml").write_text("{num_envs: 4, seed: 3, eval: {every: 7}}")
+    assert earlier_compile_s(tmp_path / "20260104") == 31.0
     console = Console(file=io.StringIO(), width=100)
     with ProgressDisplay(10_000, console, compile_s=31.0):
         pass

@@ -23,9 +23,10 @@ from jaxrl_fast import report
 from jaxrl_fast.training.records import read_status, write_status
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views import report_page
+from jaxrl_fast.views.comparing import joined, labels_of
 from jaxrl_fast.views.dashboard_app import row_of
 from jaxrl_fast.views.listeners import LiveReport
-from jaxrl_fast.views.paper_figure import final_scores, labels_of, lines_of
+from jaxrl_fast.views.paper_figure import final_scores, lines_of, scale_of
 from jaxrl_fast.views.report_page import (
     differing_settings,
     page_of,
@@ -160,11 +161,32 @@ def test_settings_say_where_they_come_from(tmp_path: Path):
     ]
 
 
+def test_what_is_not_set_says_what_it_means(runs):
+    view = read_run(runs[0])
+    settings = {"env": {"name": "line"}, "algo": {"name": "sac", "target_critics": None}, "pool": {"workers": None}}
+    rows = {key: value for key, value, _ in settings_table(view._replace(settings=settings))}
+    assert rows["algo.target_critics"] == "null: all" and rows["pool.workers"] == "null: measured"
+    own = {"algo": {"name": "custom", "make": "no_such_package.make", "width": None}}
+    assert ["algo.width", "null", "default"] in settings_table(view._replace(settings=own))
+
+
+def test_the_rates_of_a_page_begin_with_the_updates():
+    steps = np.arange(1.0, 6.0)
+    table = {"env_steps": steps, "wall_s": steps, "sampling_hz": np.array([9e3, 9e3, 5e3, 20.0, 30.0])}
+    table |= {"update_hz": np.array([0.0, 0.0, 4.0, 20.0, 30.0]), "update_frame_hz": np.zeros(5)}
+    found = report_page.warmup_of(table)
+    assert found["env_steps"] == 3.0 and found["top"]["sampling_hz"] == 30.0
+    learning = {name: column[3:] for name, column in table.items()}
+    assert report_page.warmup_of(learning) is None and report_page.warmup_of({}) is None
+    assert report_page.warmup_of({name: column[:2] for name, column in table.items()}) is None
+
+
 def test_runs_are_called_what_tells_them_apart(runs):
     first, second = map(read_run, runs)
     assert short_names([first]) == [runs[0].name]
     assert short_names([first, second]) == [runs[0].name, "second"]
-    assert differing_settings([first, second]) == [["seed", "0", "7"]]
+    assert differing_settings([[first], [second]]) == [["seed", "0", "7"], ["folder", runs[0].name, "second"]]
+    assert differing_settings([[first, second]]) == [["folder", f"{runs[0].name}, second"]]
 
 
 def test_runs_that_differ_in_their_seeds_are_one_line(runs):
@@ -178,6 +200,25 @@ def test_runs_that_differ_in_their_seeds_are_one_line(runs):
     expected = lines["ppo"]["line"].returns
     low = expected.mean(axis=1).min()
     np.testing.assert_allclose(scores[:, 0], (expected[-1] - low) / (4.0 - low), rtol=1e-6)
+    assert scale_of(lines) == "score: 0 is the lowest return in the figure, 1 is the published reference"
+    status = {**first.status, "reference": {"return": 4.0, "random": -9.0}}
+    lines = lines_of([first._replace(status=status), second])
+    np.testing.assert_allclose(final_scores(lines, ["line"])["ppo"][:, 0], (expected[-1] + 9.0) / 13.0, rtol=1e-6)
+    assert scale_of(lines) == "score: 0 is random actions (published), 1 is the published reference"
+
+
+def test_joined_runs_have_the_seeds_of_all_and_the_mean_of_their_metrics(runs):
+    first, second = map(read_run, runs)
+    both = joined([first, second])
+    assert both.status["num_seeds"] == 2 * SEEDS and both.state == "done"
+    means = [view.metrics["episode_return"] for view in (first, second)]
+    np.testing.assert_allclose(both.metrics["episode_return"], np.mean(means, axis=0))
+    late = second._replace(metrics={name: values[1:] for name, values in second.metrics.items()}, state="training")
+    both = joined([first, late])
+    np.testing.assert_array_equal(both.metrics["env_steps"], late.metrics["env_steps"])
+    assert both.state == "training"
+    page = data_of(page_of([first, second]))
+    assert [run["name"] for run in page["runs"]] == ["ppo"] and len(page["runs"][0]["scores"]["seeds"]) == 2 * SEEDS
 
 
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
@@ -290,11 +331,16 @@ def test_the_episode_plays_inside_the_page(page: Page, runs):
 
 def test_the_comparison_shows_both(page: Page, runs, tmp_path: Path):
     file = tmp_path / "comparison.html"
-    file.write_text(page_of([read_run(folder) for folder in runs]), "utf-8")
+    first, second = map(read_run, runs)
+    second = second._replace(settings={**second.settings, "algo": {"name": "ppo", "clip_range": 0.3}})
+    file.write_text(page_of([first, second]), "utf-8")
     page.open(file, width=1440, height=900)
     assert {(0, 114, 178), (213, 94, 0)} <= colors_in(page, "#learning canvas")
     cells = page.run("document.querySelector('#differing table').innerText").split()
-    assert cells == ["setting", "<b>first", "second", "seed", "0", "7"]
+    names = ["ppo", "(clip_range=0.2)", "ppo", "(clip_range=0.3)"]
+    differ = ["algo.clip_range", "0.2", "0.3", "seed", "0", "7"]
+    assert cells == ["setting", *names, *differ, "folder", "<b>first", "second"]
+    assert page.run("document.title") == "ppo (clip_range=0.2) · ppo (clip_range=0.3)"
     assert page.run("document.getElementById('settings').hidden")
 
 

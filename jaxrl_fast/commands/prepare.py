@@ -335,18 +335,19 @@ def new_folder(run: Run) -> Iterator[str]:
         yield path
 
 
-def write_facts(run: Run, chosen: str, folder: Path) -> None:
+def write_facts(run: Run, chosen: str, folder: Path, *, draws: bool = False) -> None:
     """Write the sources of settings, the versions and the machine to ``run.json``.
 
     Args:
         run: Settings of the run.
         chosen: Reason of the placement.
         folder: Folder of the run.
+        draws: Whether ``python -m jaxrl_fast.render`` supports its environment.
     """
     before = read_status(folder) if run.resume is not None else {}
     computer = {"processor": processor(), "cores": cpu_cores(), "devices": [str(d) for d in jax.devices()]}
     facts = {"sources": run.sources, "chosen": chosen, "versions": versions(), "machine": computer}
-    write_status(folder, {**before, **facts, "reference": reference_of(run)})
+    write_status(folder, {**before, **facts, "reference": reference_of(run), "draws": draws})
 
 
 def reference_of(run: Run) -> dict[str, Any] | None:

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,14 +13,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jaxrl_fast.settings.schema import by_dotted_key
 from jaxrl_fast.training.callbacks import Row
-from jaxrl_fast.training.records import read_status
+from jaxrl_fast.training.records import MeanRates, read_status
+from jaxrl_fast.training.run_folder import read_settings
 
 PLAIN_INTERVAL_S = 5.0
 REFRESH_HZ = 2
 """Refreshes of the live lines per second. They are few, since a thread that draws holds Python's lock (GIL), for
 which training waits.
 """
+NOT_COMPILED = ("seed", "name", "log", "eval", "checkpoint", "stop", "debug", "tuned")
+"""Settings and sections of settings that are no part of a program."""
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 24
 
@@ -39,6 +44,8 @@ class ProgressDisplay:
         self.opened_s = self.printed_s = time.perf_counter()
         self.first: Row | None = None
         self.last: Row = {}
+        self.rates = MeanRates()
+        self.since: Row = {}
         self.returns: list[float] = []
         self.greedy: list[float] = []
         self.told: list[str] = []
@@ -64,7 +71,10 @@ class ProgressDisplay:
             self.greedy.append(row["eval_return_mean"])
             self._print_evaluation(row)
             return
+        if self.first is None or (row["update_hz"] > 0 and not self.rates.learns):
+            self.since = row  # with updates, steps take longer than before
         self.first, self.last = self.first or row, row
+        self.rates.add(row)
         if row.get("episode_return") is not None:
             self.returns.append(row["episode_return"])
         if self.live is None and time.perf_counter() - self.printed_s > PLAIN_INTERVAL_S:
@@ -125,16 +135,16 @@ class ProgressDisplay:
         )
 
     def _figures(self) -> str:
-        row = self.last
-        parts = [f"{si(row['sampling_hz'])} steps/s", f"{si(row['update_hz'])} updates/s"]
+        row, rates = self.last, self.rates.now()
+        updates = f"{si(rates['update_hz'])} updates/s" if self.rates.learns else "no updates yet"
+        parts = [f"{si(rates['sampling_hz'])} steps/s", updates]
         if row.get("episode_return") is not None:
             parts.append(f"return {row['episode_return']:.1f}")
         if row.get("dropped_updates"):
             parts.append(f"{row['dropped_updates']} updates dropped")
-        assert self.first is not None
-        steps = row["env_steps"] - self.first["env_steps"]
+        steps = row["env_steps"] - self.since["env_steps"]
         if steps > 0 and row["env_steps"] < self.total_steps:
-            seconds_per_step = (row["wall_s"] - self.first["wall_s"]) / steps
+            seconds_per_step = (row["wall_s"] - self.since["wall_s"]) / steps
             parts.append(f"{clock((self.total_steps - row['env_steps']) * seconds_per_step)} left")
         return "  ".join(parts)
 
@@ -159,16 +169,26 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
 
 
 def earlier_compile_s(folder: Path) -> float | None:
-    """Look up the compile time of the newest other run in the same parent folder. Names of runs sort by time.
+    """Look up the compile time of the newest run of the same program in the same parent folder.
+
+    Names of runs sort by time.
 
     Args:
-        folder: Folder of this run.
+        folder: Folder of this run, with its ``config.yaml``.
 
     Returns:
-        Seconds, or None if no run contains it.
+        Seconds, or None if there was no run with these settings, but for those in `NOT_COMPILED`.
     """
-    others = sorted((other for other in folder.parent.glob("*") if other != folder), reverse=True)
-    return next((facts["compile_s"] for facts in map(read_status, others) if facts.get("compile_s")), None)
+    asked = _compiled(read_settings(folder))
+    for other in sorted((other for other in folder.parent.glob("*") if other != folder), reverse=True):
+        compile_s = read_status(other).get("compile_s")
+        if compile_s and _compiled(read_settings(other)) == asked:
+            return float(compile_s)
+    return None
+
+
+def _compiled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in by_dotted_key(settings).items() if key.split(".")[0] not in NOT_COMPILED}
 
 
 def clock(seconds: float) -> str:
@@ -206,7 +226,7 @@ def si(value: float) -> str:
     Returns:
         Text, such as ``12.3k``.
     """
-    for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
+    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if limit <= value < 1e15:
             return f"{value / limit:.3g}{prefix}"
     return f"{value:.3g}"

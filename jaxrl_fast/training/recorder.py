@@ -17,6 +17,7 @@ from jaxrl_fast.runtime.placements import LEARNING, SAMPLING
 from jaxrl_fast.training.callbacks import Calls, Row
 from jaxrl_fast.training.episodes import Snapshot, bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.job import Job, Plan
+from jaxrl_fast.training.records import MeanRates
 from jaxrl_fast.training.run_folder import RunFolder
 
 
@@ -49,7 +50,7 @@ class Recorder:
         self.folder, self.history, self.scores = folder, list[Row](), np.zeros(0)
         self.eval_row, self.best = Row(), Row()
         self.start_s = self.last_s = time.perf_counter()
-        self.rates: list[tuple[float, int]] = []
+        self.rates = MeanRates()
         self.ticks = self.updates = self.dropped = self.eval_steps = 0
         self.first_step_s = self.compile_s = self.wall_before_s = self.eval_wait_s = self.eval_s = 0.0
 
@@ -106,7 +107,6 @@ class Recorder:
         learner = next(f for f in self.graph.fragments if LEARNING in f.tags)
         updates = active_ticks(learner, first, self.ticks) * self.agent.updates_per_tick * self.num_seeds
         self.updates += updates // self.num_seeds
-        self.rates.append((seconds, updates))
         row = {
             **dict(kind="train", env_steps=self.env_steps(), updates=self.updates, wall_s=self.wall_s()),
             **dict(sampling_hz=self.chunk_steps / seconds, update_hz=updates / seconds),
@@ -117,6 +117,7 @@ class Recorder:
         if self.num_seeds > 1:
             row["seeds"] = [self._row_of_seed(seed, metrics, rates, first) for seed in range(self.num_seeds)]
         self.dropped += row.get(DROPPED, 0)
+        self.rates.add(row)
         if temperatures := [values for name, values in metrics.items() if name.endswith("/temperature")]:
             self._tell_bound(np.concatenate(temperatures, axis=None))
         self._keep(row)
@@ -158,17 +159,13 @@ class Recorder:
 
     def summary(self) -> Row:
         """Return the results of the whole run; its rates exclude compilation and evaluation."""
-        active = [(s, u) for s, u in self.rates if u] or self.rates
-        seconds = sum(s for s, _ in active)
-        update_hz = sum(u for _, u in active) / seconds if seconds else 0.0
         return {
             **dict(num_seeds=self.num_seeds, num_envs=self.env.num_envs, batch_size=self.agent.batch_size),
             **dict(jax_version=jax.__version__, devices=self.devices, env_steps=self.env_steps()),
             **dict(updates=self.updates, dropped_updates=self.dropped, wall_s=self.wall_s(), compile_s=self.compile_s),
             "time_to_first_step_s": self.first_step_s - self.start_s,
             **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s, best=self.best or None),
-            **dict(sampling_hz=len(active) * self.chunk_steps / seconds if seconds else 0.0, update_hz=update_hz),
-            "update_frame_hz": update_hz * self.agent.batch_size,
+            **self.rates.now(),
             **(NOT_EVALUATED | self.eval_row | ({"truncated_episodes": self.truncated} if self.truncated else {})),
         }
 

@@ -33,7 +33,36 @@ ENDED = ("done", "stopped", "failed", "dead", "unknown")
 """States of a run that has ended."""
 REPORTED = {"eval_success": "eval_success_rate", "eval_metrics": "eval_metrics"}
 """Entries that only some environments have, and their names in the row of an evaluation."""
-FROM_ROWS = ("env_steps", "wall_s", "sampling_hz", "update_hz", "update_frame_hz", "episode_return")
+RATES = ("sampling_hz", "update_hz", "update_frame_hz")
+FROM_ROWS = ("env_steps", "wall_s", "episode_return")
+
+
+class MeanRates:
+    """Averages the rates of a run's chunks: over those with updates, or over all until there is one.
+
+    All chunks of a run have the same number of steps. This is the one speed of a run that lines and pages show; the
+    rows of ``metrics.csv`` are of single chunks.
+    """
+
+    def __init__(self) -> None:
+        self.learns, self.chunks, self.amounts = False, 0, [0.0, 0.0, 0.0]
+
+    def add(self, row: Row) -> dict[str, float]:
+        """Add the row of a chunk, and return the rates so far by their columns."""
+        learns = row["update_hz"] > 0
+        if learns and not self.learns:
+            self.learns, self.chunks, self.amounts = True, 0, [0.0, 0.0, 0.0]
+        if learns == self.learns:
+            seconds = 1.0 / row["sampling_hz"]  # in which a unit of steps was sampled
+            added = seconds, seconds * row["update_hz"], seconds * row["update_frame_hz"]
+            self.chunks, self.amounts = self.chunks + 1, [a + b for a, b in zip(self.amounts, added, strict=True)]
+        return self.now()
+
+    def now(self) -> dict[str, float]:
+        """Return the rates so far by their columns, 0 before the first chunk."""
+        seconds, *amounts = self.amounts
+        found = [amount / seconds if seconds else 0.0 for amount in (self.chunks, *amounts)]
+        return dict(zip(RATES, found, strict=True))
 
 
 class RunStatus:
@@ -48,7 +77,7 @@ class RunStatus:
         self.folder, before = folder, read_status(folder)
         kept = before if resumed or "state" not in before else {}
         self.facts = {"lines": []} | kept | {"error": None, **facts, **_this_process()}
-        self._written_s = 0.0
+        self._written_s, self._rates = 0.0, MeanRates()
         self.set(state="compiling")
 
     def set(self, *, now: bool = True, **changes: Any) -> None:
@@ -67,7 +96,8 @@ class RunStatus:
             self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **told)
         else:
             first = self.facts["state"] != "training" or not self.facts.get("env_steps")
-            self.set(now=first, state="training", **{name: row.get(name) for name in FROM_ROWS})
+            found = {name: row.get(name) for name in FROM_ROWS} | self._rates.add(row)
+            self.set(now=first, state="training", **found)
 
     def noting(self, tell: Tell) -> Tell:
         """Wrap a ``tell`` so that it also stores its messages."""

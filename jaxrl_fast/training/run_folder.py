@@ -476,6 +476,23 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MARKS)
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Read the settings of a run.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        Content of ``config.yaml``, empty if it is not readable.
+    """
+    try:
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_run(folder: Path) -> RunView:
     """Read all files of a run folder.
 
@@ -487,7 +504,7 @@ def read_run(folder: Path) -> RunView:
     """
     status = read_status(folder)
     summary = read_entries(folder / "summary.json")
-    state, settings = state_now(status) if status else _guess_state(folder, summary), _read_yaml(folder / "config.yaml")
+    state, settings = state_now(status) if status else _guess_state(folder, summary), read_settings(folder)
     tables = (read_columns(folder / f"{name}.csv") for name in ("metrics", "metrics_seeds", "evals"))
     return RunView(folder, state, status, settings, summary, *tables)
 
@@ -579,11 +596,3 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return float("nan")
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        found = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}

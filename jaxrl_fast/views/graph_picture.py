@@ -27,6 +27,21 @@ FILLS = ("#e9f1fe", "#e9f6ec", "#fdf4e0", "#f2edfb", "#fdecec", "#e4f4f5")
 EDGES = ("#9dbbe8", "#97cba6", "#e0c07a", "#bfa9e4", "#e2a6a6", "#8dc6cc")
 """Colors of groups' frames; groups on the same devices share a color."""
 SOLID, DASHED, INK, FAINT = "#33475b", "#b5532a", "#1d2733", "#5d6b7a"
+PAPER, BORDER, BOX, LIFELINE = "#ffffff", "#dde2e8", "#7c8b9b", "#b4bfca"
+DARK = {
+    **dict(zip(FILLS, ("#16263d", "#14291b", "#2f2611", "#241c38", "#351c1c", "#122c2f"), strict=True)),
+    **dict(zip(EDGES, ("#3d5f92", "#3a6b4a", "#7d6524", "#5f4a8c", "#874545", "#2f6b72"), strict=True)),
+    SOLID: "#b9c9da",
+    DASHED: "#ff9d66",
+    INK: "#eef2f6",
+    FAINT: "#a3afbb",
+    PAPER: "#1a2027",
+    BORDER: "#2d3742",
+    BOX: "#8796a6",
+    LIFELINE: "#55616e",
+}
+"""Colors where the reader prefers dark pages."""
+DARK_STYLE = "".join(f'[fill="{a}"]{{fill:{b}}}[stroke="{a}"]{{stroke:{b}}}' for a, b in DARK.items())
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 MARGIN, PAD, ROW, ARROW, LOOP = 24.0, 14.0, 46.0, 8.0, 26.0
 FRAMES, BOXES = 64.0, 94.0
@@ -40,7 +55,7 @@ CAPTIONS = (
 
 
 def to_svg(description: Description, title: str) -> str:
-    """Draw a graph as SVG on a light background, legible also in a dark viewer. Channels without readers are omitted.
+    """Draw a graph as SVG, light or dark as the reader prefers. Channels without readers are omitted.
 
     Args:
         description: Description of the graph.
@@ -80,7 +95,8 @@ def to_svg(description: Description, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}" '
         f'font-family="{FONT}" font-size="12" fill="{INK}">',
         f"<!-- {MARK} -->\n<title>{escape(title)}</title>",
-        _rectangle(0.5, 0.5, width - 1, height - 1, 'fill="#ffffff" stroke="#dde2e8"'),
+        f"<style>@media (prefers-color-scheme: dark){{{DARK_STYLE}}}</style>",
+        _rectangle(0.5, 0.5, width - 1, height - 1, f'fill="{PAPER}" stroke="{BORDER}"'),
         _text(MARGIN, 42, title, size=17, bold=True),
     ]
     return "\n".join([*head, *parts, "</svg>\n"])
@@ -151,8 +167,8 @@ def draw_run(
 def _box(name: str, notes: tuple[str, ...], x: float, width: float, low: float, bottom: float) -> str:
     """Draw a fragment's box, down to ``low``, and the vertical line at which its channels begin and end."""
     middle = x + width / 2
-    parts = [f'<path d="M{middle:g},{low:g} V{bottom - PAD:g}" stroke="#b4bfca"/>']
-    parts.append(_rectangle(x, BOXES, width, low - BOXES, 'fill="#ffffff" stroke="#7c8b9b" stroke-width="1.2"'))
+    parts = [f'<path d="M{middle:g},{low:g} V{bottom - PAD:g}" stroke="{LIFELINE}"/>']
+    parts.append(_rectangle(x, BOXES, width, low - BOXES, f'fill="{PAPER}" stroke="{BOX}" stroke-width="1.2"'))
     parts.append(_text(x + PAD, BOXES + 24, name, size=15, bold=True))
     parts += [_text(x + PAD, BOXES + 41 + 15 * row, note, size=11, color=FAINT) for row, note in enumerate(notes)]
     return "\n".join(parts)

@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.settings.schema import by_dotted_key, written
-from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, RunView, Scores, name_of, scores_of
+from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, RunView, scores_of
+from jaxrl_fast.views.comparing import groups_of, joined
 
 RESAMPLES = 2000
-SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}
-SAME_SECTIONS = ("checkpoint.", "eval.", "stop.", "env.")
-"""Settings that may differ between runs of one line, and those shown elsewhere in the figure."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's colors, which are distinguishable for color-blind people."""
 AGGREGATES = {"median": "median", "interquartile mean": "iqm", "mean": "mean", "optimality gap": "optimality_gap"}
@@ -29,11 +26,13 @@ class Line(NamedTuple):
         env_steps: Environment steps of the evaluations, ``[N]``.
         returns: Mean greedy return of each seed of all its runs, ``[N, S]``.
         reference: A published return, or None.
+        random: A published return of random actions, or None.
     """
 
     env_steps: np.ndarray
     returns: np.ndarray
     reference: float | None
+    random: float | None
 
 
 Lines = dict[str, dict[str, Line]]
@@ -70,7 +69,7 @@ def draw_figure(views: Sequence[RunView], path: Path) -> None:
         for task in tasks:
             draw_curves(axes[f"curve {task}"], lines, task)
         draw_aggregates(figure, axes["gap"], scores)
-        draw_profile(axes["profile"], scores)
+        draw_profile(axes["profile"], scores, scale_of(lines))
         figure.savefig(path, dpi=160)
         plt.close(figure)
 
@@ -87,49 +86,26 @@ def lines_of(views: Sequence[RunView]) -> Lines:
     Raises:
         ValueError: A run has no evaluation, or runs of a line were evaluated at different steps.
     """
-    grouped: dict[tuple[str, str], list[tuple[RunView, Scores]]] = {}
-    for view, label in zip(views, labels_of(views), strict=True):
-        scores = scores_of(view.evals)
-        if not scores.returns.size:
-            raise ValueError(f"{view.path} is {UNEVALUATED.get(view.status.get('eval.every'), NOT_YET)}: leave it out")
-        grouped.setdefault((label, name_of(view.settings, "env")), []).append((view, scores))
     lines: Lines = {}
-    for (label, task), members in grouped.items():
-        steps = members[0][1].env_steps
-        steps = steps[np.all([np.isin(steps, scores.env_steps) for _, scores in members], axis=0)]
-        if not steps.size:
+    for (label, task), members in groups_of(views).items():
+        for view in members:
+            if not scores_of(view.evals).returns.size:
+                why = UNEVALUATED.get(view.status.get("eval.every"), NOT_YET)
+                raise ValueError(f"{view.path} is {why}: leave it out")
+        scores = scores_of(joined(members).evals)
+        if not scores.returns.size:
             raise ValueError(f"the runs of {label} on {task} have no evaluations at the same steps: compare others")
-        returns = [scores.returns[np.isin(scores.env_steps, steps)] for _, scores in members]
-        reference = (members[0][0].status.get("reference") or {}).get("return")
-        lines.setdefault(label, {})[task] = Line(steps, np.concatenate(returns, axis=1), reference)
+        known = members[0].status.get("reference") or {}
+        line = Line(scores.env_steps, scores.returns, known.get("return"), known.get("random"))
+        lines.setdefault(label, {})[task] = line
     return lines
-
-
-def labels_of(views: Sequence[RunView]) -> list[str]:
-    """Label each run by its algorithm, and its differences from other runs of that algorithm and environment.
-
-    Args:
-        views: Runs.
-
-    Returns:
-        One label per run.
-    """
-    tables = [by_dotted_key(view.settings) for view in views]
-    kinds = [(name_of(view.settings, "env"), name_of(view.settings, "algo")) for view in views]
-    labels = []
-    for kind, table, view in zip(kinds, tables, views, strict=True):
-        alike = [other for other, its_kind in zip(tables, kinds, strict=True) if its_kind == kind]
-        counts = [k for k in table if k not in SAME and not k.startswith(SAME_SECTIONS)]
-        differ = [k for k in counts if any(other.get(k) != table[k] for other in alike)]
-        own = view.settings.get("name") or ", ".join(f"{k.removeprefix('algo.')}={written(table[k])}" for k in differ)
-        labels.append(f"{kind[1]} ({own})" if own else kind[1])
-    return labels
 
 
 def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
     """Compute normalized final returns.
 
-    The lowest return in the figure is 0, and the reference (without one, the highest return) is 1.
+    The published return of random actions (without one, the lowest return in the figure) is 0, and the reference
+    (without one, the highest return) is 1.
 
     Args:
         lines: Lines of the figure.
@@ -144,7 +120,8 @@ def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
     scaled: dict[str, list[np.ndarray]] = {label: [] for label in lines}
     for task in tasks:
         drawn = [by_task[task] for by_task in lines.values() if task in by_task]
-        low = min(line.returns.mean(axis=1).min() for line in drawn)
+        lows = [line.random for line in drawn if line.random is not None]
+        low = min(lows) if lows else min(line.returns.mean(axis=1).min() for line in drawn)
         known = [line.reference for line in drawn if line.reference is not None]
         high = max([*known, low + 1e-9]) if known else max(line.returns.mean(axis=1).max() for line in drawn)
         for label, by_task in lines.items():
@@ -171,7 +148,8 @@ def draw_curves(axes: Any, lines: Lines, task: str) -> None:
     for color, (label, by_task) in zip(COLORS * len(lines), lines.items(), strict=False):
         line = by_task[task]
         points, low, high = np.array([_interval(x[:, None], metrics.aggregate_iqm) for x in line.returns]).T
-        axes.plot(line.env_steps, points, color=color, label=f"{label}, {line.returns.shape[1]} seeds")
+        seeds = line.returns.shape[1]
+        axes.plot(line.env_steps, points, color=color, label=f"{label}, {seeds} seed{'s' * (seeds > 1)}")
         axes.fill_between(line.env_steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(title=task, xlabel="environment steps", ylabel="greedy return, interquartile mean")
     axes.xaxis.set_major_formatter(EngFormatter())
@@ -201,12 +179,33 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
         panel.tick_params(left=False)
 
 
-def draw_profile(axes: Any, scores: dict[str, np.ndarray]) -> None:
+def scale_of(lines: Lines) -> str:
+    """Describe which returns have the scores 0 and 1.
+
+    Args:
+        lines: Lines of the figure.
+
+    Returns:
+        Label of an axis.
+    """
+
+    def either(known: list[float | None], published: str, otherwise: str) -> str:
+        some = any(value is not None for value in known)
+        return f"{published} or {otherwise}" if some and None in known else published if some else otherwise
+
+    drawn = [line for by_task in lines.values() for line in by_task.values()]
+    zero = either([line.random for line in drawn], "random actions (published)", "the lowest return in the figure")
+    one = either([line.reference for line in drawn], "the published reference", "the highest return in the figure")
+    return f"score: 0 is {zero}, 1 is {one}"
+
+
+def draw_profile(axes: Any, scores: dict[str, np.ndarray], scale: str) -> None:
     """Draw the fraction of runs above each score.
 
     Args:
         axes: Axes of the figure.
         scores: Scores ``[seeds, tasks]`` by label.
+        scale: Label of the horizontal axis.
     """
     from rliable import library
 
@@ -216,8 +215,7 @@ def draw_profile(axes: Any, scores: dict[str, np.ndarray]) -> None:
     for color, label in zip(COLORS * len(scores), scores, strict=False):
         axes.plot(taus, shares[label], color=color, label=label)
         axes.fill_between(taus, *intervals[label], color=color, alpha=0.2, linewidth=0)
-    what = "score: 0 is the lowest return in the figure, 1 the reference or the highest"
-    axes.set(xlabel=what, ylabel="share of runs above it", ylim=(-0.02, 1.02), title="performance profile")
+    axes.set(xlabel=scale, ylabel="share of runs above it", ylim=(-0.02, 1.02), title="performance profile")
 
 
 def _interval(matrix: np.ndarray, function: Any) -> tuple[float, float, float]:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from jaxrl_fast.envs.episode_metrics import METRIC, mean_of_finite
-from jaxrl_fast.settings.schema import by_dotted_key, command_line, named_again, written
+from jaxrl_fast.settings.schema import by_dotted_key, command_line, named_again, run_keys, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED, read_members
 from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
+from jaxrl_fast.views.comparing import groups_of, joined
 
 MAX_POINTS = 500
 """Largest number of points of a curve; more are averaged."""
@@ -94,6 +95,7 @@ RATES = (
     ("update frame rate", "update_frame_hz", "samples/s"),
 )
 """Label, column and unit."""
+RATE_COLUMNS = tuple(column for _, column, _ in RATES)
 
 
 def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
@@ -114,8 +116,28 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
         **dict(progress=[status.get("env_steps"), status.get("total_steps")], figures=figures(view, scores)),
         "metrics": {column: plain(values) for column, values in metrics.items()},
         **dict(seeds=metrics_by_seed(view.of_seeds), scores=describe_scores(scores, view.evals)),
-        **dict(unevaluated=f"{why.capitalize()}.", reference=status.get("reference")),
+        **dict(unevaluated=f"{why.capitalize()}.", reference=status.get("reference"), warmup=warmup_of(view.metrics)),
     }
+
+
+def warmup_of(metrics: Columns) -> dict[str, Any] | None:
+    """Return the end of the first chunk with updates, which may begin without, and the largest rates since then.
+
+    Args:
+        metrics: Columns of ``metrics.csv``.
+
+    Returns:
+        Its ``env_steps`` and ``wall_s``, and ``top``, the largest value of each rate; None if the first chunk had
+        updates, or none of the later ones.
+    """
+    if not {*X_COLUMNS, *RATE_COLUMNS} <= set(metrics):
+        return None
+    learns = np.nan_to_num(metrics["update_hz"]) > 0
+    first = int(np.argmax(learns)) if learns.any() else 0
+    if first == 0 or not learns[first + 1 :].any():
+        return None
+    ends = {name: float(metrics[name][first]) for name in X_COLUMNS}
+    return {**ends, "top": {name: float(np.nanmax(metrics[name][first + 1 :])) for name in RATE_COLUMNS}}
 
 
 def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
@@ -173,7 +195,8 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
         low, high = bootstrap_interval(last) if len(last) > 1 else (scores.low[-1], scores.high[-1])
         iqm = f", interquartile mean {interquartile_mean(last):.1f}" if len(last) > 3 else ""
         kind = "sampled" if by_dotted_key(view.settings).get("eval.sample") else "greedy"
-        found.append((f"{kind} return", f"{last.mean():.1f}", f"{low:.1f} to {high:.1f}{iqm}"))
+        band = "95 % interval" if len(last) > 1 else "10 to 90 % of episodes:"
+        found.append((f"{kind} return", f"{last.mean():.1f}", f"{band} {low:.1f} to {high:.1f}{iqm}"))
         if np.isfinite(scores.success[-1]):
             found.append(("success", share(scores.success[-1]), f"of the {kind} episodes"))
     if best := view.status.get("best") or view.summary.get("best"):
@@ -334,22 +357,55 @@ def settings_table(view: RunView) -> list[list[str]]:
     """
     chosen = view.status.get("chosen")
     origin = (dict(placement=chosen, devices=chosen) if chosen else {}) | view.status.get("sources", {})
-    return [[key, written(value), origin.get(key, "default")] for key, value in by_dotted_key(view.settings).items()]
+    settings = by_dotted_key(view.settings)
+    unset = [key for key, value in settings.items() if value is None]
+    shown = {key: written(value) for key, value in settings.items()}
+    shown |= meanings_of_null(name_of(view.settings, "algo"), unset)
+    return [[key, value, origin.get(key, "default")] for key, value in shown.items()]
 
 
-def differing_settings(views: Sequence[RunView]) -> list[list[str]]:
-    """List the settings that differ between runs.
+def meanings_of_null(algo: str, unset: Sequence[str]) -> dict[str, str]:
+    """Write what ``null`` means for settings, from their descriptions.
 
     Args:
-        views: Runs.
+        algo: Name of the algorithm.
+        unset: Keys whose value is None.
 
     Returns:
-        Rows of key and the value of each run.
+        Text by key, such as ``null: all``, of those that describe it.
     """
-    tables = [{key: written(value) for key, value in by_dotted_key(view.settings).items()} for view in views]
-    keys = list(dict.fromkeys(key for table in tables for key in table))
-    rows = [[key, *(table.get(key, "–") for table in tables)] for key in keys]
-    return [row for row in rows if len(set(row[1:])) > 1]
+    if not unset:
+        return {}
+    from jaxrl_fast.settings.signatures import algo_keys
+
+    keys = run_keys()
+    if "." not in algo:  # a page does not run the code of a user's algorithm
+        with suppress(ValueError):
+            keys = keys | algo_keys(algo)
+    texts = {key: keys[key].text.rstrip(".") for key in unset if key in keys}
+    found = {key: re.search(r"\bNone (?:for )?(.+)", t) or re.search("; (.+)", t) for key, t in texts.items()}
+    return {key: f"null: {match[1]}" for key, match in found.items() if match}
+
+
+def differing_settings(groups: Sequence[Sequence[RunView]]) -> list[list[str]]:
+    """List the settings that differ between groups of runs, and their folders.
+
+    Args:
+        groups: Runs of each column.
+
+    Returns:
+        Rows of key and the value of each group; several values of a group are joined by commas.
+    """
+    tables = [[by_dotted_key(view.settings) for view in views] for views in groups]
+    keys = list(dict.fromkeys(key for group in tables for table in group for key in table if key != "name"))
+    rows = [[key, *(_values(group, key) for group in tables)] for key in keys]
+    names = iter(short_names([view for views in groups for view in views]))
+    folders = [", ".join(next(names) for _ in views) for views in groups]
+    return [*(row for row in rows if len(set(row[1:])) > 1), ["folder", *folders]]
+
+
+def _values(tables: Sequence[dict[str, Any]], key: str) -> str:
+    return ", ".join(dict.fromkeys(written(table[key]) if key in table else "–" for table in tables))
 
 
 def machine_table(view: RunView) -> list[list[str]]:
@@ -386,6 +442,7 @@ def command_lines(view: RunView) -> list[list[str]]:
     rows += [("resume", "train", f"resume={folder}", *own)] if (view.path / "checkpoints").is_dir() else []
     if (view.path / "policy").is_dir():
         rows += [("evaluate", "evaluate", folder, *own, "episodes=100"), ("export", "export", folder, *own)]
+        rows += [("draw", "render", folder, *own)] if view.status.get("draws") else []
     return [[what, command_line(words, command)] for what, command, *words in rows]
 
 
@@ -413,8 +470,14 @@ def page_of(views: Sequence[RunView]) -> str:
     Returns:
         HTML.
     """
-    runs = [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)]
-    details, differing = (describe_details(views[0]), []) if len(views) == 1 else (None, differing_settings(views))
+    if len(views) == 1:
+        runs, details, differing = [describe_run(views[0], short_names(views)[0])], describe_details(views[0]), []
+    else:
+        groups = groups_of(views)
+        tasks = {task for _, task in groups}
+        names = [f"{label}, {task}" if len(tasks) > 1 else label for label, task in groups]
+        runs = [describe_run(joined(g), name) for g, name in zip(groups.values(), names, strict=True)]
+        details, differing = None, differing_settings(list(groups.values()))
     content = dict(written_at=time.time(), runs=runs, details=details, differing=differing)
     return assembled("report.html", content=content)
 

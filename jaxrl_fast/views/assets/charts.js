@@ -28,7 +28,8 @@ const charts = (() => {
   });
 
   class Chart {
-    // options: title, height; fromZero: the vertical axis begins there; legend: names below, which show the values at
+    // options: title, height; fromZero: the vertical axis begins there; top: it ends there; until: the end of
+    // a first part of the horizontal axis, which is shaded; legend: names below, which show the values at
     // the cursor and hide lines, and a name for the horizontal axis. Without it one line above has the values.
     constructor(place, options) {
       this.options = options;
@@ -82,14 +83,14 @@ const charts = (() => {
   }
 
   function optionsOf(chart, lines, axis) {
-    const { legend, fromZero } = chart.options, write = axis === "wall_s" ? clock : short;
+    const { legend, fromZero, top, until } = chart.options, write = axis === "wall_s" ? clock : short;
     const style = { stroke: ofPage("--quiet"), grid: { stroke: ofPage("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const name = legend ? { ...X_LABEL, label: axis === "wall_s" ? "time" : "environment steps" } : {};
     const { series, bands } = drawn(lines);
     return {
       series: [{ label: axis === "wall_s" ? "time" : "steps", value: (plot, x) => known(write)(x) }, ...series],
       bands,
-      scales: { x: { time: false }, ...(fromZero ? { y: { range: (plot, low, high) => [0, 1.05 * (high || 1)] } } : {}) },
+      scales: { x: { time: false }, ...(fromZero ? { y: { range: (plot, low, high) => [0, 1.05 * (top || high || 1)] } } : {}) },
       axes: [
         { ...style, space: 70, size: X_SIZE, ...name, values: (plot, xs) => xs.map(x => write(x)) },
         { ...style, size: 52, values: (plot, ys) => ys.map(short) },
@@ -97,11 +98,21 @@ const charts = (() => {
       cursor: { sync: { key: "page" }, drag: { x: true, y: false }, y: false, dataIdx: nearest, points: { size: 7 } },
       legend: { show: Boolean(legend), markers: { width: 0, fill: (plot, number) => plot.series[number].stroke() } },
       hooks: {
+        drawClear: until ? [plot => shade(plot, until)] : [],
         setCursor: [plot => { chart.read.textContent = reading(plot, axis); }],
         setScale: [(plot, key) => { if (key === "x") zoomAll(plot); }],
         setSeries: [withItsRange],
       },
     };
+  }
+
+  function shade(plot, end) {
+    const { ctx, bbox } = plot, right = Math.min(plot.valToPos(end, "x", true), bbox.left + bbox.width);
+    if (!(right > bbox.left)) return;
+    ctx.save();
+    ctx.fillStyle = ofPage("--grid");
+    ctx.fillRect(bbox.left, bbox.top, right - bbox.left, bbox.height);
+    ctx.restore();
   }
 
   // Each line is one series, or three where it has a range; ranges: the numbers of those two.

@@ -6,14 +6,15 @@ const known = write => (value, ...how) => value === null || value === undefined 
 
 // Format with a few digits and a unit prefix: 12.3k; very small numbers with an exponent: 7.5e-5.
 const si = known((value, figures = 3) => {
-  for (const [limit, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+  if (Math.abs(value) >= 1e15) return Number(value.toPrecision(figures)).toExponential().replace("e+", "e");
+  for (const [limit, prefix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (Math.abs(value) >= limit) return `${Number((value / limit).toPrecision(figures))}${prefix}`;
   }
   const rounded = Number(value.toPrecision(figures));
   return rounded && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);
 });
 
-const score = known(value => Math.abs(value) >= 10 ? value.toFixed(1) : String(Number(value.toPrecision(3))));
+const score = known(value => Math.abs(value) >= 1e6 ? si(value, 4) : Math.abs(value) >= 10 ? value.toFixed(1) : String(Number(value.toPrecision(3))));
 const percent = known(part => `${Number((100 * part).toPrecision(3))} %`);
 
 // m:ss or h:mm:ss.

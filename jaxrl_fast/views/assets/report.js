@@ -106,8 +106,18 @@ function metricLines(name) {
 function showCharts(section, names) {
   const place = find(section).querySelector(".grid");
   for (const [name, title] of names)
-    new charts.Chart(place, { title, height: 170, fromZero: section === "rates" }).show(metricLines(name), axis);
+    new charts.Chart(place, { title, height: 170, ...(section === "rates" ? steady(name) : {}) }).show(metricLines(name), axis);
   find(section).hidden = !names.length && section === "rates";
+  find("before").hidden = !runs.some((run) => run.warmup);
+}
+
+// While a replay buffer only fills, rates are many times as high: the axis is that of the time afterwards.
+function steady(name) {
+  const found = runs.map((run) => run.warmup).filter(Boolean);
+  if (!found.length) return { fromZero: true };
+  const end = Math.max(...found.map((warmup) => warmup[axis]));
+  const top = Math.max(...runs.map((run) => run.warmup ? run.warmup.top[name] : Math.max(0, ...(run.metrics[name] || []))));
+  return { fromZero: true, top, until: end };
 }
 
 const metricNames = () => [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter((name) => !NOT_METRICS.has(name));
@@ -164,7 +174,7 @@ function showTime() {
   const bar = add(place, "div", null, { id: "bar" }), body = add(add(place, "div", null, { className: "scroll" }), "table");
   bar.setAttribute("aria-hidden", "true");
   parts.forEach(({ label, seconds, beside }, i) => {
-    const share = seconds / whole, row = add(body, "tr"), color = charts.color([7, 3, 5, 0, 1, 6][i % 6]);
+    const share = seconds / whole, row = add(body, "tr"), color = charts.color([7, 3, 5, 0, 1, 6, 2][i % 7]);
     const piece = add(bar, "div", null, { title: label });
     if (beside) piece.remove();
     piece.style.cssText = `flex:${share};background:${color}`;
@@ -221,7 +231,7 @@ function showDetails() {
   find("lines").hidden = !details || !details.lines.length;
   if (details) add(find("lines"), "pre", details.lines.join("\n"));
   showRows("differing", content.differing, ["setting", ...runs.map((run) => run.name)]);
-  showRows("settings", details ? details.settings : [], ["setting", "value", "from"], true);
+  showRows("settings", details ? details.settings : [], ["setting", "value", "from"]);
   showRows("machine", details ? details.machine : [], null, true);
 }
 
