@@ -29,7 +29,7 @@ def put(path: Path, script: str) -> Path:
 
 
 def run(
-    folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ...] = (), refused: str = ""
+    folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ...] = (), refused: str = "", **variables: str
 ) -> tuple[int, str, str]:
     """Result where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version manager; ``refused``:
     the command that make does not support there.
@@ -45,7 +45,7 @@ def run(
         put(folder / manager.format(version) / "bin" / "python", WORKS.format(version))
     copied = put(folder / "repository" / ".ci" / "run", "")
     shutil.copy(RUN, copied)
-    env = {"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default), "REFUSED": refused}
+    env = {"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default), "REFUSED": refused, **variables}
     nothing = subprocess.DEVNULL
     done = subprocess.run(["bash", copied], env=env, stdin=nothing, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -67,22 +67,31 @@ def test_pythons_of_a_version_manager_whose_stand_ins_do_not_run_are_found(tmp_p
         f"make test-part PYTHON={tmp_path / manager.format(v)}/bin/python VENV=.venv-{v}" for v in ("3.12", "3.13")
     ]
     made = [line for line in out.splitlines() if line.startswith("make")]
-    assert made == ["make setup", "make test", "make test-long", "make targets", "make test-targets", *parts]
-    last = f"{WHOLE}, what programs cost on accelerators, a part of it on 3.12, a part of it on 3.13"
+    assert made == ["make setup", "make test", *parts, "make test-long", "make targets", "make test-targets"]
+    last = f"{WHOLE}, a part of it on 3.12, a part of it on 3.13, the wide grids, what programs cost on accelerators"
     assert out.splitlines()[-1] == last
 
 
 def test_one_python_alone_is_enough_where_no_other_is_installed(tmp_path: Path):
     status, out, err = run(tmp_path)
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == f"{WHOLE}, what programs cost on accelerators"
+    assert out.splitlines()[-1] == f"{WHOLE}, the wide grids, what programs cost on accelerators"
 
 
 def test_without_compilers_for_accelerators_it_says_so_and_passes(tmp_path: Path):
     status, out, err = run(tmp_path, refused="targets")
     assert (status, err) == (0, "")
     assert "no compilers for accelerators can be had here" in out
-    assert out.splitlines()[-1] == WHOLE
+    assert out.splitlines()[-1] == f"{WHOLE}, the wide grids"
+
+
+def test_on_a_slow_machine_it_passes_with_the_suite_and_says_what_is_left_out(tmp_path: Path):
+    status, out, err = run(tmp_path, manager=MANAGERS[0], managed=("3.13",), CI_LATEST_START_S="0")
+    assert (status, err) == (0, "")
+    assert [line for line in out.splitlines() if line.startswith("make")] == ["make setup", "make test"]
+    others = "a part of it on 3.13, the wide grids, what programs cost on accelerators"
+    assert out.splitlines()[-1] == f"{WHOLE}; left out: {others}"
+    assert out.count("left out after 0 minutes") == 3
 
 
 @pytest.mark.parametrize("refused", ["test", "test-targets"])

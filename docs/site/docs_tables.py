@@ -136,16 +136,16 @@ def coverage() -> str:
     """Write algorithms × suites."""
     learned, rows = learned_rows(), []
     for name in ALGORITHMS:
-        cells = [f"[`{name}`](docs/algorithms.md)"]
+        cells = [f"[`{name}`](algorithms.md)"]
         for suite, (_, actions, _) in SUITES.items():
             agents = (
                 2 if suite in envs.OF_SEVERAL_AGENTS or (suite == "custom" and ALGORITHMS[name]().for_agents) else None
             )
             runs = any(takes(name, action, agents) for action in actions)
             picture = learned.get((name, suite))
-            cells.append(f"[●](experiments/results/{picture}.png)" if picture else "○" if runs else "–")
+            cells.append(f"[●](../experiments/results/{picture}.png)" if picture else "○" if runs else "–")
         rows.append(cells)
-    return table(["`algo=`", *(f"[{title}](docs/{page})" for title, _, page in SUITES.values())], rows)
+    return table(["`algo=`", *(f"[{title}]({page})" for title, _, page in SUITES.values())], rows)
 
 
 def extras() -> str:
