@@ -239,5 +239,9 @@ def test_the_page_on_run_folders_names_every_file(trained: Path):
     assert left and [name for name in left if not any(re.fullmatch(pattern, name) for pattern in named)] == []
 
 
+def test_pages_are_short():
+    assert {name: n for name, path in PAGES.items() if (n := len(path.read_text().splitlines())) > 250} == {}
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130

@@ -12,7 +12,7 @@ from jaxrl_fast.training.episodes import interquartile_mean
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "learning"))
 from learning import merge
-from learning_page import at_equal_steps, passes, table_line
+from learning_page import PAGE, at_equal_steps, pages_of, passes, read_results, table_line
 from learning_rows import PEERS, ROWS, Row
 
 
@@ -72,5 +72,12 @@ def test_a_line_says_what_was_missed():
         "curve": [{"env_steps": 1000, "returns": [8.0, 10.0]}],
     }
     line = table_line("cartpole_ppo", result, {})
-    assert "9.00 [8.00, 10.00] | 9.50 | ≥ 475 (missed) | 3 | here" in line
+    assert "| 2 | 9.00 [8.00, 10.00] | ≥ 475 (missed) |" in line
     assert "| 90.0 [8.0, 10.0] |" in table_line("cartpole_ppo", {**result, "return_mean": 90.0}, {})
+
+
+def test_every_row_has_a_section_on_the_page_of_its_suite():
+    pages = pages_of(read_results(PAGE.parents[1] / "experiments" / "results"))
+    assert {path: (PAGE.parent / path).read_text() for path in pages} == pages
+    for name in {**ROWS, **PEERS}:
+        assert sum(f"\n## {name}\n" in text for path, text in pages.items() if path != PAGE.name) <= 1

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "learning"))
 
-from coming_from.page import pairs
+from coming_from.page import pairs, pairs_jax
 from docs_measured import MEASURED, table
 from docs_run import reason_not_run
 from docs_text import ROOT, command_lines, pages
@@ -199,7 +199,7 @@ def not_run() -> str:
     return table(["reason", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
 
 
-OWN = (agents_speed, coverage, extras, not_run, pairs, published)
+OWN = (agents_speed, coverage, extras, not_run, pairs, pairs_jax, published)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in OWN} | MEASURED
 
 

@@ -1,7 +1,8 @@
-"""The pairs of ``docs/coming_from.md`` side by side, with the results of both programs, for `docs_tables`."""
+"""The pairs of ``docs/coming_from*.md`` side by side, with the results of both programs, for `docs_tables`."""
 
 import json
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 from coming_from.run import PAIRS, RESULTS, ROOT, Pair
@@ -54,7 +55,21 @@ def section(name: str, pair: Pair, result: dict[str, Any]) -> str:
     return f'## {title}\n\n{about}\n\n<div class="side" markdown>\n{cells}\n</div>\n\n{outcome(title, result)}'
 
 
+FIRST = ("sb3", "cleanrl", "brax")
+"""Libraries of the first page; the others have another."""
+
+
 def pairs() -> str:
-    """Write all pairs that have results."""
+    """Write the pairs of the first page."""
+    return sections(FIRST)
+
+
+def pairs_jax() -> str:
+    """Write the pairs with other libraries of JAX."""
+    return sections([name for name in TITLES if name not in FIRST])
+
+
+def sections(names: Iterable[str]) -> str:
+    """Write the pairs that have results."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return "\n\n".join(section(name, PAIRS[name], results[name]) for name in TITLES if name in results)
+    return "\n\n".join(section(name, PAIRS[name], results[name]) for name in names if name in results)

@@ -8,20 +8,36 @@ from typing import Any
 import numpy as np
 from learning_rows import PEERS, ROWS, Peer, Row
 
+from jaxrl_fast import envs
 from jaxrl_fast.training.episodes import interquartile_mean
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "learning.md"
 HEAD = """# Learning results
 
 `python experiments/learning/learning.py` writes this page. The greedy return is the mean over seeds in the last
-evaluation, with its 95 % bootstrap interval and its interquartile mean (Agarwal et al., arXiv 2108.13264). For SMAX it
-is the share of battles won. A target such as "≥ 1.3 × row" compares both rows at the last step of the shorter run. A
-row that did not reach its target is marked "missed". Seconds cover the whole command with all seeds, compilation and
-evaluations. `experiments/results/` has settings, curve and picture of each row.
-
-| row | steps | seeds | greedy return [95 %] | interquartile mean | target | seconds | machine | command |
-|---|---|---|---|---|---|---|---|---|
+evaluation, with its 95 % bootstrap interval (Agarwal et al., arXiv 2108.13264). For SMAX it is the share of battles
+won. A target such as "≥ 1.3 × row" compares both rows at the last step of the shorter run. A row that did not reach its
+target is marked "missed". A row's name leads to its command, seconds, machine and curve.
 """
+TABLE = """
+## {title}
+
+| row | steps | seeds | greedy return [95 %] | target |
+|---|---|---|---|---|
+"""
+ROWS_HEAD = """# Learning results: {title}
+
+`python experiments/learning/learning.py` writes this page ([all rows](../learning.md)). Seconds cover the whole command
+with all seeds, compilation and evaluations. `experiments/results/` has settings and curve of each row.
+"""
+TITLES = {
+    "custom": "environments of these experiments",
+    "gymnasium": "Gymnasium",
+    "atari": "Atari",
+    "jaxmarl": "JaxMARL",
+}
+TITLES |= {"jumanji": "Jumanji", "peers": "other libraries"}
+"""Names of suites and of the rows without one, where they differ from the key of `suite_of`."""
 
 
 def must(row: Row) -> str:
@@ -68,24 +84,40 @@ def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> 
     return float(np.mean(own[-1])), float(np.mean(other[0]))
 
 
+def suite_of(name: str) -> str:
+    """Return the suite of a row's environment, or ``peers`` for another library's."""
+    if name not in ROWS:
+        return "peers"
+    env = next(word.removeprefix("env=") for word in ROWS[name].words if word.startswith("env="))
+    return envs.SHORT_NAMES[env][0] if env in envs.SHORT_NAMES else env
+
+
 def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:
-    """Write a row of the page; ``rivals``: the curves of all rows by name."""
-    row, interval = ROWS.get(name, Row(())), result["return_ci95"]
-    digits = 2 if abs(result["return_mean"]) < 10 else 1
+    """Write a row of a table; ``rivals``: the curves of all rows by name."""
+    row, interval, digits = ROWS.get(name, Row(())), result["return_ci95"], digits_of(result)
     spread = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
     missed = "" if passes(row, result["curve"], rivals) else " (missed)"
     cells = [
-        f"[{name}](../experiments/results/{name}.png)",
+        f"[{name}](learning/{suite_of(name)}.md#{name})",
         f"{result['env_steps']:,}",
         f"{len(result['curve'][-1]['returns'])}",
         f"{result['return_mean']:.{digits}f}{spread}",
-        f"{result['return_iqm']:.{digits}f}",
         f"{must(row)}{beside(row, result['curve'], rivals)}{missed}",
-        f"{result['wall_s']:.0f}",
-        result["machine"],
-        f"`{' '.join(row.words) or result['command']}`",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def digits_of(result: dict[str, Any]) -> int:
+    """Return the decimals of a row's returns."""
+    return 2 if abs(result["return_mean"]) < 10 else 1
+
+
+def paragraph(name: str, result: dict[str, Any]) -> str:
+    """Write a row's section of the page of its suite."""
+    row, middle = ROWS.get(name, Row(())), f"{result['return_iqm']:.{digits_of(result)}f}"
+    command = f"`{' '.join(row.words) or result['command']}`"
+    facts = f"{result['wall_s']:.0f} s on {result['machine']}; interquartile mean {middle}"
+    return f"\n## {name}\n\n{command}\n\n{facts}. [Curve](../../experiments/results/{name}.png)\n"
 
 
 def who(seeds: int) -> str:
@@ -94,14 +126,27 @@ def who(seeds: int) -> str:
 
 
 def write_page(results: Path) -> None:
-    """Write ``docs/learning.md`` from the available results."""
-    found = read_results(results)
+    """Write ``docs/learning.md``, and a page of each suite in ``docs/learning/``, from the available results."""
+    for path, text in pages_of(read_results(results)).items():
+        (PAGE.parent / path).parent.mkdir(exist_ok=True)
+        (PAGE.parent / path).write_text(text)
+
+
+def pages_of(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Write all pages from the results of rows."""
     rivals = {name: result["curve"] for name, result in found.items()}
-    lines = [
-        table_line(name, found[name], rivals) if name in found else f"| {name} | not run yet{' |' * 8}"
-        for name in [*ROWS, *PEERS]
-    ]
-    PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+    pages = {PAGE.name: HEAD}
+    for suite in dict.fromkeys(map(suite_of, [*ROWS, *PEERS])):
+        names = [name for name in [*ROWS, *PEERS] if suite_of(name) == suite]
+        lines = [
+            table_line(name, found[name], rivals) if name in found else f"| {name} | not run yet{' |' * 4}"
+            for name in names
+        ]
+        title = TITLES.get(suite, suite)
+        pages[PAGE.name] += TABLE.format(title=title) + "\n".join(lines) + "\n"
+        sections = [paragraph(name, found[name]) for name in names if name in found]
+        pages[f"learning/{suite}.md"] = ROWS_HEAD.format(title=title) + "".join(sections)
+    return pages
 
 
 def read_results(results: Path) -> dict[str, dict[str, Any]]:
