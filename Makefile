@@ -14,6 +14,7 @@
 #   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
 #   make test-targets                           what programs cost there has not grown (minutes)
 #   make suites                                 the environments of all suites that install together, and their tests
+#   make newcomer                               what a newcomer waits for: clone, set-up, first trainings, tests (an hour)
 #   make newest                                 the newest version of every dependency, and the tests with it
 #   make docs                                   the site, in build/site/html/index.html; a warning is an error
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
@@ -32,6 +33,7 @@ PARTS := third_party api graph chain placement explain hlo agents traffic_juncti
 SUITE_TESTS := tests/test_suites.py tests/test_envs_jaxmarl.py tests/test_envs_jumanji.py
 WORKERS ?= 2
 EXTRA ?=
+STEPS ?=
 ROWS ?=
 ENV ?= halfcheetah
 SWEEP ?=
@@ -62,7 +64,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-long test-part suites newest test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
+.PHONY: setup train test test-long test-part suites newest test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate newcomer gpu sweep sweep-all viewer-assets clean
 
 setup: $(STAMP)
 
@@ -90,6 +92,9 @@ test-targets: $(STAMP)
 newest: $(STAMP)
 	$(BIN)/python experiments/startup/newest.py $(NEWEST)
 	@exec $(NEWEST)/bin/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal -m "not long" $(TESTS)
+
+newcomer: $(STAMP)
+	@exec $(BIN)/python experiments/startup/newcomer.py $(STEPS)
 
 # In a separate environment, since the suites bring two hundred packages.
 suites:
