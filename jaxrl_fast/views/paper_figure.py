@@ -5,6 +5,7 @@ Source: Agarwal et al. (2021), arXiv 2108.13264.
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, RunView, scores
 from jaxrl_fast.views.comparing import groups_of, joined
 
 RESAMPLES = 2000
+LABEL_WIDTH = 28
+"""Letters of a label's line."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's colors, which are distinguishable for color-blind people."""
 AGGREGATES = {"median": "median", "interquartile mean": "iqm", "mean": "mean", "optimality gap": "optimality_gap"}
@@ -149,7 +152,12 @@ def draw_curves(axes: Any, lines: Lines, task: str) -> None:
         line = by_task[task]
         points, low, high = np.array([_interval(x[:, None], metrics.aggregate_iqm) for x in line.returns]).T
         seeds = line.returns.shape[1]
-        axes.plot(line.env_steps, points, color=color, label=f"{label}, {seeds} seed{'s' * (seeds > 1)}")
+        axes.plot(
+            line.env_steps,
+            points,
+            color=color,
+            label=fill(f"{label}, {seeds} seed{'s' * (seeds > 1)}", 2 * LABEL_WIDTH),
+        )
         axes.fill_between(line.env_steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(title=task, xlabel="environment steps", ylabel="greedy return, interquartile mean")
     axes.xaxis.set_major_formatter(EngFormatter())
@@ -164,8 +172,10 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
         axes: Axes of the figure.
         scores: Scores ``[seeds, tasks]`` by label.
     """
+    from matplotlib.ticker import MaxNLocator
     from rliable import metrics
 
+    names = [_wrapped(label) for label in scores]
     axes.set_axis_off()
     panels = axes.get_subplotspec().subgridspec(1, len(AGGREGATES))
     for column, (title, name) in enumerate(AGGREGATES.items()):
@@ -174,8 +184,10 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
             point, low, high = _interval(matrix, getattr(metrics, f"aggregate_{name}"))
             panel.barh(row, high - low, left=low, height=0.6, color=color, alpha=0.35)
             panel.plot([point, point], [row - 0.3, row + 0.3], color=color, linewidth=2)
-        panel.set_yticks(range(len(scores)), scores if column == 0 else [""] * len(scores))
-        panel.set(title=title, ylim=(len(scores) - 0.5, -0.5))
+        panel.set_yticks(range(len(scores)), names if column == 0 else [""] * len(scores))
+        panel.xaxis.set_major_locator(MaxNLocator(2))
+        panel.set_title(title, fontsize="medium")
+        panel.set(ylim=(len(scores) - 0.5, -0.5))
         panel.tick_params(left=False)
 
 
@@ -216,6 +228,10 @@ def draw_profile(axes: Any, scores: dict[str, np.ndarray], scale: str) -> None:
         axes.plot(taus, shares[label], color=color, label=label)
         axes.fill_between(taus, *intervals[label], color=color, alpha=0.2, linewidth=0)
     axes.set(xlabel=scale, ylabel="share of runs above it", ylim=(-0.02, 1.02), title="performance profile")
+
+
+def _wrapped(label: str, columns: int = 1) -> str:
+    return fill(label, columns * LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _interval(matrix: np.ndarray, function: Any) -> tuple[float, float, float]:

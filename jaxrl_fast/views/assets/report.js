@@ -45,7 +45,7 @@ function showFigures() {
 function learningLines() {
   return runs.flatMap((run, i) => {
     const { scores, metrics } = run, style = { color: i, dash: single ? [] : charts.dash(i) };
-    const lines = [{ label: single ? "mean" : run.name, x: scores[axis], y: scores.mean, low: scores.low, high: scores.high, points: true, width: 2.2, ...style }];
+    const lines = [{ label: single ? "mean" : run.name, x: scores[axis], y: scores.mean, low: scores.low, high: scores.high, band: scores.interval, points: true, width: 2.2, ...style }];
     if (single) {
       scores.seeds.forEach((y, seed) => lines.push({ label: `seed ${seed}`, x: scores[axis], y, color: i, width: 1, quiet: true }));
       if (metrics.episode_return) lines.push({ label: "training", x: metrics[axis], y: metrics.episode_return, color: 1, dash: [5, 4], width: 1.2 });
@@ -64,15 +64,13 @@ function referenceLine(lines) {
 
 function showKeys(place, lines) {
   const list = add(place, "ul", null, { className: "keys" });
-  const drawn = lines.filter((line) => !line.quiet).map((line) => [line.label, line.color, line.dash || []]);
-  if (single && runs[0].scores.mean.length) drawn[0][0] = `mean; shaded: ${runs[0].scores.interval}`;
-  for (const [label, color, dash] of drawn) {
+  for (const { label, color, dash = [], band } of lines.filter((line) => !line.quiet)) {
     const item = add(list, "li");
     item.innerHTML = `<svg viewBox="0 0 26 10" aria-hidden="true"><line x1="0" y1="5" x2="26" y2="5" stroke-width="2.5"/></svg>`;
     const line = item.querySelector("line");
     line.setAttribute("stroke", charts.color(color));
     line.setAttribute("stroke-dasharray", dash.join(" "));
-    item.append(label);
+    item.append(band ? `${label}; shaded: ${band}` : label);
   }
 }
 
