@@ -25,7 +25,7 @@ from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.envs.pool.codec import facts_dtype
 from jaxrl_fast.envs.pool.rolling import add_up_rollout, segments_of
 from jaxrl_fast.envs.pool.stepping import PoolError
-from jaxrl_fast.learning.act_split import When, environment_axes, run_operations, split
+from jaxrl_fast.learning.act_split import When, environment_axes, require_apart, run_operations, split
 from jaxrl_fast.learning.algorithm import Learned
 from jaxrl_fast.learning.numpy_source import Unsupported, to_numpy
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph, init_params, init_statistics, sampler
@@ -267,6 +267,21 @@ def test_random_numbers_are_drawn_before_and_the_environments_axis_is_known():
 
     with pytest.raises(ValueError, match="relates environments to each other"):
         environment_axes(*(mixed(n) for n in (4, 5)), (4, 5))
+
+
+COUPLED = {
+    "centered": lambda x: x - x.mean(0, keepdims=True),
+    "summed": lambda x: jnp.cumsum(x, axis=0),
+    "reversed": lambda x: jnp.flip(x, 0),
+}
+
+
+@pytest.mark.parametrize("coupled", COUPLED.values(), ids=COUPLED)
+def test_environments_whose_actions_depend_on_each_other_are_refused(coupled):
+    seen = jax.ShapeDtypeStruct((3, 2), jnp.float32)
+    require_apart(split(lambda tick, step, x: tick * x + 1.0, jnp.float32(1), (), seen))
+    with pytest.raises(ValueError, match="relates environments to each other"):
+        require_apart(split(lambda tick, step, x: tick * coupled(x), jnp.float32(1), (), seen))
 
 
 @settings(max_examples=60, deadline=None)

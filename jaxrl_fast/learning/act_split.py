@@ -298,3 +298,35 @@ def environment_axes(one: Split, other: Split, sizes: tuple[int, int]) -> list[i
             raise ValueError("action selection relates environments to each other")
         axes.append(differing[0] if differing else None)
     return axes
+
+
+def require_apart(program: Split) -> None:
+    """Check with random inputs that no environment's results depend on another's observation, memory or end.
+
+    Args:
+        program: Split function for several environments, the first axis of its inputs at each step and of its results.
+
+    Raises:
+        ValueError: One does, as with ``x - x.mean(0)``.
+    """
+    rng = np.random.default_rng(0)
+    known = {value.number: _random(rng, value) for value in program.given}
+    one, other = ({value.number: _random(rng, value) for value in program.inputs[When.ACT]} for _ in range(2))
+    changed = {number: np.concatenate([other[number][:1], x[1:]]) for number, x in one.items()}
+    made = [out for out in program.outputs if isinstance(out, Value) and out.number not in known]
+
+    @jax.jit
+    def results(seen: dict[int, Any]) -> list[Any]:
+        found = run_operations(program.act, known | seen)
+        return [found[value.number] for value in made]
+
+    for before, after in zip(results(one), results(changed), strict=True):
+        one_part, other_part = (np.asarray(x)[1:].astype(np.float64) for x in (before, after))
+        if not np.allclose(one_part, other_part, rtol=1e-5, atol=1e-6, equal_nan=True):
+            raise ValueError("action selection relates environments to each other")
+
+
+def _random(rng: np.random.Generator, value: Value) -> np.ndarray:
+    if np.issubdtype(value.dtype, np.bool_) or np.issubdtype(value.dtype, np.integer):
+        return rng.integers(0, 2, value.shape).astype(value.dtype)
+    return rng.normal(size=value.shape).astype(value.dtype)

@@ -15,7 +15,15 @@ import numpy as np
 from jaxrl_fast.core import Extras, PyTree, Transition, is_image
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.envs.pool.rolling import ActProgram, Given, RolloutPlan, segments_of
-from jaxrl_fast.learning.act_split import Split, When, environment_axes, require_same, run_operations, split
+from jaxrl_fast.learning.act_split import (
+    Split,
+    When,
+    environment_axes,
+    require_apart,
+    require_same,
+    run_operations,
+    split,
+)
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.host_sampling import (
     HostRecord,
@@ -170,6 +178,8 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, e
     splits = {size: whole if size == whole_size else of_size(size) for size in sizes}
     for one in splits.values():
         require_same(whole, one)
+    if max(splits) > 1:
+        require_apart(splits[max(splits)])
     images = any(map(is_image, jax.tree.leaves(env.spec.obs)))
     programs = {size: act_program(one, images) for size, one in splits.items()}
     compute = jax.jit(computed_ahead(env, whole, given, agent.rollout_length))
