@@ -2,8 +2,8 @@
 
 ``python experiments/startup/newcomer.py [step ...]`` (``make newcomer``; steps: clone, setup, cartpole, cheetah, test;
 default: all, an hour or more) runs the steps in a new folder and writes their seconds to
-experiments/results/newcomer_waits.json and .md, for docs/startup.md. pip's own cache stays. A step that is not named
-keeps its last figure. Run it on an otherwise idle machine.
+experiments/results/newcomer_waits.json and .md, for docs/startup.md. pip's own cache stays. The last
+figure of a step that is not named stays. Run it on an otherwise idle machine.
 """
 
 import json
