@@ -124,7 +124,8 @@ def test_clock(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.5, "0.5"), (999, "999"), (12_345, "12.3k"), (3.7e5, "370k"), (2e9, "2G")]
+    ("value", "text"),
+    [(0.5, "0.5"), (999, "999"), (12_345, "12.3k"), (3.7e5, "370k"), (2e9, "2G"), (999_600, "1M"), (3e12, "3T")],
 )
 def test_si(value, text):
     assert si(value) == text

@@ -23,7 +23,7 @@ from jaxrl_fast import report
 from jaxrl_fast.training.records import read_status, write_status
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views import report_page
-from jaxrl_fast.views.comparing import joined, labels_of
+from jaxrl_fast.views.comparing import groups_of, joined, labels_of
 from jaxrl_fast.views.dashboard_app import row_of
 from jaxrl_fast.views.listeners import LiveReport
 from jaxrl_fast.views.paper_figure import final_scores, lines_of, scale_of
@@ -219,6 +219,35 @@ def test_joined_runs_have_the_seeds_of_all_and_the_mean_of_their_metrics(runs):
     assert both.state == "training"
     page = data_of(page_of([first, second]))
     assert [run["name"] for run in page["runs"]] == ["ppo"] and len(page["runs"][0]["scores"]["seeds"]) == 2 * SEEDS
+    waiting = second._replace(metrics={}, evals={}, state="dead")
+    both = joined([first, waiting])
+    assert both.state == "dead" and both.evals["seed"].max() == SEEDS - 1
+    np.testing.assert_array_equal(both.metrics["env_steps"], first.metrics["env_steps"])
+
+
+def test_only_runs_that_differ_in_their_seeds_are_one_curve_of_a_page(runs):
+    first, second = map(read_run, runs)
+
+    def with_settings(**changes):
+        return second._replace(settings={**second.settings, **changes})
+
+    def curves(*views):
+        return [run["name"] for run in data_of(page_of(views))["runs"]]
+
+    assert curves(first, with_settings(checkpoint={"every": 9})) == ["ppo"]
+    placed = with_settings(placement="actor_critic")
+    assert curves(first._replace(settings={**first.settings, "placement": "fused"}), placed) == [
+        "ppo (placement=fused)",
+        "ppo (placement=actor_critic)",
+    ]
+    assert curves(with_settings(env={"name": "line", "size": 5}), with_settings(env={"name": "line", "size": 50})) == [
+        "ppo (env.size=5)",
+        "ppo (env.size=50)",
+    ]
+    assert curves(with_settings(name="x", num_envs=1), with_settings(name="x", num_envs=8)) == ["ppo (x)", "ppo (x)"]
+    bare = [second._replace(settings={}, path=Path(name), status={"env": name, "algo": "ppo"}) for name in "ab"]
+    assert curves(*bare) == ["ppo, a", "ppo, b"]
+    assert len(groups_of([first, placed])) == 1, "a figure for a paper has one line for all placements"
 
 
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
@@ -306,6 +335,7 @@ def test_the_page_shows_the_run(page: Page, runs, width: int, dark: bool):
 
 
 def test_axis_zoom_and_choice_of_metrics(page: Page, runs):
+    write_report(runs[0])
     page.open(runs[0] / "report.html", width=1440, height=900)
     charts = "document.querySelectorAll('#losses canvas').length"
     before = page.run(charts)
@@ -323,6 +353,7 @@ def test_axis_zoom_and_choice_of_metrics(page: Page, runs):
 
 
 def test_the_episode_plays_inside_the_page(page: Page, runs):
+    write_report(runs[0])
     page.open(runs[0] / "report.html", width=1440, height=900)
     page.run("document.querySelector('#episode button').click()")
     assert page.run("document.querySelector('#episode iframe').srcdoc.includes('inside')")

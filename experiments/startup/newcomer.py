@@ -56,7 +56,11 @@ STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "test": tested,
 }
 """Steps after the clone; all but the first need ``setup`` in the same call."""
-COMMANDS = {"clone": "`git clone`", "setup": "`make setup`", "cartpole": '`make train ARGS="env=cartpole algo=ppo"`'}
+COMMANDS = {
+    "clone": "`git clone`, from this disk",
+    "setup": "`make setup`",
+    "cartpole": '`make train ARGS="env=cartpole algo=ppo"`',
+}
 COMMANDS |= {"cheetah": "`make train`", "test": "`make test`"}
 
 
@@ -88,7 +92,7 @@ def main(words: list[str]) -> None:
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         clone, begin_s = Path(folder) / "jaxrl_fast", time.perf_counter()
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(clone)], check=True)
         steps = {"clone": lambda clone: {"seconds": cloned_s}} | STEPS
         cloned_s = time.perf_counter() - begin_s
         for name, step in steps.items():

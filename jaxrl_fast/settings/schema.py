@@ -177,7 +177,7 @@ class EnvSchema:
     """Keys ``env.*``. Each environment refuses those it does not support; others are given as ``+env.name=value``."""
 
     id: str | None = setting(None, "id within its suite, with env=brax, gymnax, gymnasium and the like")
-    backend: str | None = setting(None, "physics of brax; with env=mjcf mjx or mujoco")
+    backend: str | None = setting(None, "physics of brax, or with env=mjcf mjx or mujoco")
     file: str | None = setting(None, "robot.xml, with env=mjcf")
     make: str | None = setting(None, "my_package.make, with env=custom")
     num_agents: int | None = setting(None, "agents of a multi-agent env, if it can vary", 1, MAX_SIZE)
@@ -238,12 +238,12 @@ class RunSchema:
     shards: int = setting(
         GRAPH.shards, "most shards of replay and batches", 1, MAX_SIZE, to="graph", stored="changed", aside=True
     )
-    devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024, to="job", resume="free")
+    devices: int | None = setting(None, "devices to use, or on a CPU to make", 1, 1024, to="job", resume="free")
     precision: Precision = setting("f32", "precision of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...", stored="never")
     name: str | None = setting(None, "a label for the run", resume="silent", aside=True)
     log: Log = setting("tensorboard", "destination of scalars, besides tables:", resume="silent", aside=True)
-    resume: str | None = setting(None, "a run's folder, to continue; auto: run_dir", to="job", stored="never")
+    resume: str | None = setting(None, "a run's folder, to continue, or auto: run_dir", to="job", stored="never")
     data: str | None = setting(
         None, "recorded episodes to learn from (collect), or minari:<id>", to="job", stored="changed", aside=True
     )

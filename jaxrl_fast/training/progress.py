@@ -25,6 +25,8 @@ which training waits.
 """
 NOT_COMPILED = ("seed", "name", "log", "eval", "checkpoint", "stop", "debug", "tuned")
 """Settings and sections of settings that are no part of a program."""
+MOST_RUNS = 50
+"""Earlier runs to look at."""
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 24
 
@@ -177,10 +179,10 @@ def earlier_compile_s(folder: Path) -> float | None:
         folder: Folder of this run, with its ``config.yaml``.
 
     Returns:
-        Seconds, or None if there was no run with these settings, but for those in `NOT_COMPILED`.
+        Seconds, or None if none of the newest runs has these settings, but for those in `NOT_COMPILED`.
     """
     asked = _compiled(read_settings(folder))
-    for other in sorted((other for other in folder.parent.glob("*") if other != folder), reverse=True):
+    for other in sorted((other for other in folder.parent.glob("*") if other != folder), reverse=True)[:MOST_RUNS]:
         compile_s = read_status(other).get("compile_s")
         if compile_s and _compiled(read_settings(other)) == asked:
             return float(compile_s)
@@ -227,6 +229,6 @@ def si(value: float) -> str:
         Text, such as ``12.3k``.
     """
     for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if limit <= value < 1e15:
-            return f"{value / limit:.3g}{prefix}"
+        if limit <= float(f"{value:.3g}") < 1e15:
+            return f"{float(f'{value:.3g}') / limit:.3g}{prefix}"
     return f"{value:.3g}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_fast.training.callbacks import OnMetrics, Row
 from jaxrl_fast.training.progress import clock, si
+from jaxrl_fast.training.records import MeanRates
 
 SHARE = 0.02
 """Largest fraction of time for drawing."""
@@ -59,7 +60,10 @@ def history_html(history: Sequence[Row]) -> str:
     rows = [row for row in history if row["kind"] == "train"]
     last = rows[-1] if rows else {}
     figures = [f"{last['env_steps']:,} steps", clock(last["wall_s"])] if rows else []
-    figures += [f"{si(last[name])} {unit}" for name, unit in RATES.items() if name in last]
+    rates = MeanRates()
+    for row in rows:
+        rates.add(row)
+    figures += [f"{si(rates.now()[name])} {unit}" for name, unit in RATES.items()] if rows else []
     return f"<div>{history_svg(history)}<div>{escape(' · '.join(figures))}</div></div>"
 
 

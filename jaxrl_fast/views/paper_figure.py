@@ -90,7 +90,7 @@ def lines_of(views: Sequence[RunView]) -> Lines:
         ValueError: A run has no evaluation, or runs of a line were evaluated at different steps.
     """
     lines: Lines = {}
-    for (label, task), members in groups_of(views).items():
+    for label, task, members in groups_of(views):
         for view in members:
             if not scores_of(view.evals).returns.size:
                 why = UNEVALUATED.get(view.status.get("eval.every"), NOT_YET)
@@ -152,12 +152,7 @@ def draw_curves(axes: Any, lines: Lines, task: str) -> None:
         line = by_task[task]
         points, low, high = np.array([_interval(x[:, None], metrics.aggregate_iqm) for x in line.returns]).T
         seeds = line.returns.shape[1]
-        axes.plot(
-            line.env_steps,
-            points,
-            color=color,
-            label=fill(f"{label}, {seeds} seed{'s' * (seeds > 1)}", 2 * LABEL_WIDTH),
-        )
+        axes.plot(line.env_steps, points, color=color, label=_wrapped(f"{label}, {seeds} seed{'s' * (seeds > 1)}", 2))
         axes.fill_between(line.env_steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(title=task, xlabel="environment steps", ylabel="greedy return, interquartile mean")
     axes.xaxis.set_major_formatter(EngFormatter())
@@ -201,14 +196,20 @@ def scale_of(lines: Lines) -> str:
         Label of an axis.
     """
 
-    def either(known: list[float | None], published: str, otherwise: str) -> str:
-        some = any(value is not None for value in known)
-        return f"{published} or {otherwise}" if some and None in known else published if some else otherwise
+    by_environment: dict[str, list[Line]] = {}
+    for by_task in lines.values():
+        for task, line in by_task.items():
+            by_environment.setdefault(task, []).append(line)
 
-    drawn = [line for by_task in lines.values() for line in by_task.values()]
-    zero = either([line.random for line in drawn], "random actions (published)", "the lowest return in the figure")
-    one = either([line.reference for line in drawn], "the published reference", "the highest return in the figure")
-    return f"score: 0 is {zero}, 1 is {one}"
+    def either(known: list[bool], published: str, otherwise: str) -> str:
+        return published if all(known) else f"{published} or {otherwise}" if any(known) else otherwise
+
+    drawn = by_environment.values()
+    random = [any(line.random is not None for line in one) for one in drawn]
+    reference = [any(line.reference is not None for line in one) for one in drawn]
+    zero = either(random, "random actions (published)", "the lowest return in the figure")
+    one = either(reference, "the published reference", "the highest return in the figure")
+    return fill(f"score: 0 is {zero}, 1 is {one}", 80)
 
 
 def draw_profile(axes: Any, scores: dict[str, np.ndarray], scale: str) -> None:

@@ -21,7 +21,7 @@ from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED, read_members
 from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
-from jaxrl_fast.views.comparing import groups_of, joined
+from jaxrl_fast.views.comparing import SEEDS, groups_of, joined
 
 MAX_POINTS = 500
 """Largest number of points of a curve; more are averaged."""
@@ -136,8 +136,9 @@ def warmup_of(metrics: Columns) -> dict[str, Any] | None:
     first = int(np.argmax(learns)) if learns.any() else 0
     if first == 0 or not learns[first + 1 :].any():
         return None
-    ends = {name: float(metrics[name][first]) for name in X_COLUMNS}
-    return {**ends, "top": {name: float(np.nanmax(metrics[name][first + 1 :])) for name in RATE_COLUMNS}}
+    since = {name: metrics[name][first + 1 :] for name in RATE_COLUMNS}
+    top = {name: float(np.max(values, where=np.isfinite(values), initial=0.0)) for name, values in since.items()}
+    return {name: plain(metrics[name][first : first + 1])[0] for name in X_COLUMNS} | {"top": top}
 
 
 def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
@@ -382,7 +383,7 @@ def meanings_of_null(algo: str, unset: Sequence[str]) -> dict[str, str]:
     if "." not in algo:  # a page does not run the code of a user's algorithm
         with suppress(ValueError):
             keys = keys | algo_keys(algo)
-    texts = {key: keys[key].text.rstrip(".") for key in unset if key in keys}
+    texts = {key: re.sub(r"(?<!\.)\.$", "", keys[key].text) for key in unset if key in keys}
     found = {key: re.search(r"\bNone (?:for )?(.+)", t) or re.search("; (.+)", t) for key, t in texts.items()}
     return {key: f"null: {match[1]}" for key, match in found.items() if match}
 
@@ -473,11 +474,11 @@ def page_of(views: Sequence[RunView]) -> str:
     if len(views) == 1:
         runs, details, differing = [describe_run(views[0], short_names(views)[0])], describe_details(views[0]), []
     else:
-        groups = groups_of(views)
-        tasks = {task for _, task in groups}
-        names = [f"{label}, {task}" if len(tasks) > 1 else label for label, task in groups]
-        runs = [describe_run(joined(g), name) for g, name in zip(groups.values(), names, strict=True)]
-        details, differing = None, differing_settings(list(groups.values()))
+        groups = groups_of(views, SEEDS)
+        several = len({group.task for group in groups}) > 1
+        names = [f"{group.label}, {group.task}" if several else group.label for group in groups]
+        runs = [describe_run(joined(group.views), name) for group, name in zip(groups, names, strict=True)]
+        details, differing = None, differing_settings([group.views for group in groups])
     content = dict(written_at=time.time(), runs=runs, details=details, differing=differing)
     return assembled("report.html", content=content)
 

@@ -8,7 +8,7 @@ const known = write => (value, ...how) => value === null || value === undefined 
 const si = known((value, figures = 3) => {
   if (Math.abs(value) >= 1e15) return Number(value.toPrecision(figures)).toExponential().replace("e+", "e");
   for (const [limit, prefix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (Math.abs(value) >= limit) return `${Number((value / limit).toPrecision(figures))}${prefix}`;
+    if (Math.abs(Number(value.toPrecision(figures))) >= limit) return `${Number((value / limit).toPrecision(figures))}${prefix}`;
   }
   const rounded = Number(value.toPrecision(figures));
   return rounded && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);

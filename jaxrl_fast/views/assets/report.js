@@ -107,6 +107,7 @@ function showCharts(section, names) {
     new charts.Chart(place, { title, height: 170, ...(section === "rates" ? steady(name) : {}) }).show(metricLines(name), axis);
   find(section).hidden = !names.length && section === "rates";
   find("before").hidden = !runs.some((run) => run.warmup);
+  if (!single) find("before").textContent = "Shaded: before the first update of every run. The axes show the rates since then.";
 }
 
 // While a replay buffer only fills, rates are many times as high: the axis is that of the time afterwards.
