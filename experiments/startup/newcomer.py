@@ -94,11 +94,11 @@ def main(words: list[str]) -> None:
         clone, begin_s = Path(folder) / "jaxrl_fast", time.perf_counter()
         subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(clone)], check=True)
         steps = {"clone": lambda clone: {"seconds": cloned_s}} | STEPS
-        cloned_s = time.perf_counter() - begin_s
+        cloned_s, at = time.perf_counter() - begin_s, commit()
         for name, step in steps.items():
             if words and name not in words:
                 continue
-            found[name] = {**step(clone), "machine": machine(), "commit": commit()}
+            found[name] = {**step(clone), "machine": machine(), "commit": at}
             print(name, found[name], flush=True)
             RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             RESULT.with_suffix(".md").write_text(table(found))
