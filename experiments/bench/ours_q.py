@@ -1,7 +1,7 @@
 """Worker: parallel Q-learning with `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
 
 ``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its processes; ``overlap``: the
-same while the last rollout is learned; ``callback``: the pool, called from within one compiled program;
+same next to the updates; ``callback``: the pool, called from within one compiled program;
 ``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement. The pool has one group:
 with one stepping process per core, no core is free to compute the actions of a second group meanwhile.
 """
