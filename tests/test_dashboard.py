@@ -91,7 +91,7 @@ def test_a_run_opens_its_report_or_a_plain_page(server: Server):
 def test_the_best_return_is_kept_beside_the_newest(tmp_path: Path):
     status = RunStatus(tmp_path)
     for steps, value in enumerate((1.0, 3.0, 2.0)):
-        status.add({"kind": "eval", "env_steps": steps, "eval_return_mean": value})
+        status.add({"kind": "eval", "env_steps": steps, "eval_return_mean": value}, {})
     assert (status.facts["eval_return"], status.facts["best_return"]) == (2.0, 3.0)
 
 

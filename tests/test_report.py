@@ -20,6 +20,7 @@ from tiny import line
 
 import jaxrl_fast as jf
 from jaxrl_fast import report
+from jaxrl_fast.settings.schema import run_keys
 from jaxrl_fast.training.records import read_status, write_status
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views import report_page
@@ -161,6 +162,13 @@ def test_settings_say_where_they_come_from(tmp_path: Path):
     ]
 
 
+OPEN_KEYS = {"run_dir", "eval.every", "checkpoint.every", "pool.workers", "pool.num_groups"}
+OPEN_KEYS |= {
+    f"env.{n}"
+    for n in ("episode_length", "frame_stack", "frame_skip", "sticky", "life_loss", "noop_max", "clip_rewards")
+}
+
+
 def test_what_is_not_set_says_what_it_means(runs):
     view = read_run(runs[0])
     settings = {"env": {"name": "line"}, "algo": {"name": "sac", "target_critics": None}, "pool": {"workers": None}}
@@ -168,6 +176,10 @@ def test_what_is_not_set_says_what_it_means(runs):
     assert rows["algo.target_critics"] == "null: all" and rows["pool.workers"] == "null: measured"
     own = {"algo": {"name": "custom", "make": "no_such_package.make", "width": None}}
     assert ["algo.width", "null", "default"] in settings_table(view._replace(settings=own))
+    unset = [key for key, declared in run_keys().items() if declared.default is None]
+    found = report_page.meanings_of_null("sac", unset)
+    assert set(found) == OPEN_KEYS, "of these, the text behind a semicolon is the value that null means"
+    assert found["env.episode_length"] == "null: the environment's" and found["run_dir"].endswith("<time>-...")
 
 
 def test_the_rates_of_a_page_begin_with_the_updates():

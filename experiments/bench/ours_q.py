@@ -1,7 +1,7 @@
 """Worker: parallel Q-learning with `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
 
-``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its processes; ``overlap``: the
-same next to the updates; ``callback``: the pool, called from within one compiled program;
+``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its processes; ``callback``: the
+pool, called from within one compiled program;
 ``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement. The pool has one group:
 with one stepping process per core, no core is free to compute the actions of a second group meanwhile.
 """
@@ -21,18 +21,11 @@ from worker import say  # noqa: E402
 import jaxrl_fast as jf  # noqa: E402
 
 WARM_ROUNDS = 5
-
-
-def acting_workers() -> jf.HostEnv:
-    """Make the pool whose processes select the actions of whole rollouts."""
-    pool = {"num_groups": 1, "bridge": "worker"}
-    return jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool=pool)
-
-
 WORLDS = {
     "pool": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1}),
-    "workers": acting_workers,
-    "overlap": acting_workers,
+    "workers": lambda: jf.make_env(
+        "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1, "bridge": "worker"}
+    ),
     "callback": lambda: jf.make_env(
         "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"bridge": "callback"}
     ),
@@ -72,8 +65,7 @@ def main(how: str, minibatch: str, rounds: str) -> None:
             rows.append((row["env_steps"] // steps_per_round, time.perf_counter(), row))
 
     total = (asked + WARM_ROUNDS) * steps_per_round
-    chosen = {"overlap": "sampling" if how == "overlap" else "none", "on_metrics": note}
-    jf.learn(env, algorithm(int(minibatch)), total_steps=total, eval_every=total, eval_episodes=1, **chosen)
+    jf.learn(env, algorithm(int(minibatch)), total_steps=total, eval_every=total, eval_episodes=1, on_metrics=note)
     (first, warm, _), (last, now, _) = rows[0], rows[-1]
     late = [row for number, _, row in rows if number > last - LAST_ROUNDS]
     counts = [(row["episode_return"], row["episodes"]) for row in late]

@@ -4,16 +4,16 @@ import gymnasium
 import numpy as np
 
 
-class ThreeNumbers(gymnasium.Wrapper):
-    """Observe the player's sum, the dealer's card and whether an ace counts 11, as three raw numbers.
-
-    The tuple itself is returned: the pool writes it into its float32 array, as Ray's actors do with a whole batch.
-    """
+class ThreeNumbers(gymnasium.ObservationWrapper):
+    """Observe the player's sum, the dealer's card and whether an ace counts 11, as three raw numbers."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.observation_space = gymnasium.spaces.Box(0.0, 31.0, (3,), np.float32)
-        self.step = env.step
+
+    def observation(self, observation: tuple[int, int, int]) -> np.ndarray:
+        """Return float32 ``[3]``."""
+        return np.array(observation, np.float32)
 
 
 def on_host() -> gymnasium.Env:

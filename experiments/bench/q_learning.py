@@ -34,7 +34,6 @@ CONTENDERS = {
     "Blackjack alone": (sys.executable, "q_alone.py", "cores"),
 }
 WORKERS = {"ours, workers act": (sys.executable, "ours_q.py", "workers")}
-WORKERS |= {"ours, workers act, overlap": (sys.executable, "ours_q.py", "overlap")}
 WORKERS |= {name: CONTENDERS[name] for name in ("ours, pool", "Ray, tuned", "Blackjack alone")}
 """Programs of ``workers``, whose turns were run later and have separate results."""
 WORKER_ROUNDS = 250

@@ -25,7 +25,7 @@ which training waits.
 """
 NOT_COMPILED = ("seed", "name", "log", "eval", "checkpoint", "stop", "debug", "tuned")
 """Settings and sections of settings that are no part of a program."""
-MOST_RUNS = 50
+MOST_RUNS = 20
 """Earlier runs to look at."""
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 24

@@ -191,7 +191,7 @@ class Recorder:
     def _keep(self, row: Row) -> None:
         self.history.append(row)
         if self.folder is not None:
-            self.folder.status.add(row)
+            self.folder.status.add(row, self.rates.now())
             self.on_row(self.folder)
         if self.on_metrics is not None:
             self.on_metrics(row)

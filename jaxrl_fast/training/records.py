@@ -77,7 +77,7 @@ class RunStatus:
         self.folder, before = folder, read_status(folder)
         kept = before if resumed or "state" not in before else {}
         self.facts = {"lines": []} | kept | {"error": None, **facts, **_this_process()}
-        self._written_s, self._rates = 0.0, MeanRates()
+        self._written_s = 0.0
         self.set(state="compiling")
 
     def set(self, *, now: bool = True, **changes: Any) -> None:
@@ -87,8 +87,8 @@ class RunStatus:
             self._written_s = time.monotonic()
             write_status(self.folder, self.facts)
 
-    def add(self, row: Row) -> None:
-        """Store the figures of a row of the run's history."""
+    def add(self, row: Row, rates: Mapping[str, float]) -> None:
+        """Store the figures of a row of the run's history, and the ``rates`` of the run so far."""
         if row["kind"] == "eval":
             newest, before = row["eval_return_mean"], self.facts.get("best_return")
             best = newest if before is None else max(before, newest)
@@ -96,7 +96,7 @@ class RunStatus:
             self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **told)
         else:
             first = self.facts["state"] != "training" or not self.facts.get("env_steps")
-            found = {name: row.get(name) for name in FROM_ROWS} | self._rates.add(row)
+            found = {name: row.get(name) for name in FROM_ROWS} | {name: rates[name] for name in RATES}
             self.set(now=first, state="training", **found)
 
     def noting(self, tell: Tell) -> Tell:

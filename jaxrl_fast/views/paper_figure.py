@@ -195,7 +195,6 @@ def scale_of(lines: Lines) -> str:
     Returns:
         Label of an axis.
     """
-
     by_environment: dict[str, list[Line]] = {}
     for by_task in lines.values():
         for task, line in by_task.items():

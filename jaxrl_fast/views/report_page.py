@@ -20,6 +20,7 @@ from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED, read_members
+from jaxrl_fast.training.records import RATES as RATE_COLUMNS
 from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
 from jaxrl_fast.views.comparing import SEEDS, groups_of, joined
 
@@ -95,7 +96,6 @@ RATES = (
     ("update frame rate", "update_frame_hz", "samples/s"),
 )
 """Label, column and unit."""
-RATE_COLUMNS = tuple(column for _, column, _ in RATES)
 
 
 def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:

@@ -110,7 +110,7 @@ function showCharts(section, names) {
   if (!single) find("before").textContent = "Shaded: before the first update of every run. The axes show the rates since then.";
 }
 
-// While a replay buffer only fills, rates are many times as high: the axis is that of the time afterwards.
+// Rates are many times as high while a replay buffer only fills, so the vertical axis covers the time afterwards.
 function steady(name) {
   const found = runs.map((run) => run.warmup).filter(Boolean);
   if (!found.length) return { fromZero: true };
