@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from jaxrl_fast.training import progress
+from jaxrl_fast.training.callbacks import MeanRates
 from jaxrl_fast.training.progress import ProgressDisplay, clock, earlier_compile_s, si, sparkline
-from jaxrl_fast.training.records import MeanRates, write_status
+from jaxrl_fast.training.records import write_status
 
 
 def train_row(env_steps: int, wall_s: float) -> dict:
@@ -37,7 +38,7 @@ def test_the_time_left_does_not_count_compilation(monkeypatch):
 def test_a_run_has_one_speed_which_begins_with_the_first_update(monkeypatch):
     rates = MeanRates()
     filling = {**train_row(1000, 1.0), "update_hz": 0.0, "update_frame_hz": 0.0}
-    assert rates.now() == {"sampling_hz": 0.0, "update_hz": 0.0, "update_frame_hz": 0.0}
+    assert rates.now == {"sampling_hz": 0.0, "update_hz": 0.0, "update_frame_hz": 0.0}
     assert rates.add(filling)["sampling_hz"] == pytest.approx(12_345.0)
     text = shown([filling, {**filling, "env_steps": 2000, "wall_s": 1.1}], monkeypatch, terminal=False)
     assert "no updates yet" in text and "0 updates/s" not in text

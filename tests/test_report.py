@@ -176,9 +176,9 @@ def test_what_is_not_set_says_what_it_means(runs):
     assert rows["algo.target_critics"] == "null: all" and rows["pool.workers"] == "null: measured"
     own = {"algo": {"name": "custom", "make": "no_such_package.make", "width": None}}
     assert ["algo.width", "null", "default"] in settings_table(view._replace(settings=own))
-    unset = [key for key, declared in run_keys().items() if declared.default is None]
-    found = report_page.meanings_of_null("sac", unset)
-    assert set(found) == OPEN_KEYS, "of these, the text behind a semicolon is the value that null means"
+    unset = {key for key, declared in run_keys().items() if declared.default is None}
+    found = report_page.meanings_of_null("sac")
+    assert unset & set(found) == OPEN_KEYS, "of these, the text behind a semicolon is the value that null means"
     assert found["env.episode_length"] == "null: the environment's" and found["run_dir"].endswith("<time>-...")
 
 
@@ -186,11 +186,12 @@ def test_the_rates_of_a_page_begin_with_the_updates():
     steps = np.arange(1.0, 6.0)
     table = {"env_steps": steps, "wall_s": steps, "sampling_hz": np.array([9e3, 9e3, 5e3, 20.0, 30.0])}
     table |= {"update_hz": np.array([0.0, 0.0, 4.0, 20.0, 30.0]), "update_frame_hz": np.zeros(5)}
-    found = report_page.warmup_of(table)
-    assert found["env_steps"] == 3.0 and found["top"]["sampling_hz"] == 30.0
-    learning = {name: column[3:] for name, column in table.items()}
-    assert report_page.warmup_of(learning) is None and report_page.warmup_of({}) is None
-    assert report_page.warmup_of({name: column[:2] for name, column in table.items()}) is None
+    assert report_page.warmup_rows(table) == 3
+    assert report_page.warmup_rows({name: column[3:] for name, column in table.items()}) == 0
+    assert report_page.warmup_rows({}) == 0
+    assert report_page.warmup_rows({name: column[:3] for name, column in table.items()}) == 0
+    none = {name: column[:2] for name, column in table.items()}
+    assert report_page.warmup_rows(none) == 0, "without updates"
 
 
 def test_runs_are_called_what_tells_them_apart(runs):

@@ -75,6 +75,23 @@ class Recording:
             whole[at] = part
 
 
+def host_sampler(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
+    """Build the fragment ``sample`` for host environments, of the kind that the environments need.
+
+    Args:
+        env: Host environments.
+        agent: Algorithm bound to them.
+        rollout_shapes: Shapes of a rollout of one seed, ``[T, E, ...]``.
+
+    Returns:
+        The fragment.
+    """
+    make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
+    if env.bridge == "worker":
+        from jaxrl_fast.learning.worker_sampling import worker_sample_fragment as make_sample  # needs gymnasium
+    return make_sample(env, agent, rollout_shapes)
+
+
 def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
     """Build the fragment ``sample`` for host environments; it serves all seeds of a pool.
 

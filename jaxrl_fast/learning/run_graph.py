@@ -36,8 +36,8 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.averaging import averaging_gradients, averaging_parameters
 from jaxrl_fast.learning.flat_params import make_learning
 from jaxrl_fast.learning.frame_stack import View, make_view, stacked_acting, stacked_on_policy
-from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_sample_fragment
-from jaxrl_fast.learning.minibatches import MAX_SHARDS, on_policy_experience
+from jaxrl_fast.learning.host_sampling import host_sampler
+from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, on_policy_experience
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.learning.offline import Recorded, starting_offline
 from jaxrl_fast.learning.relabeling import transformed
@@ -354,10 +354,7 @@ def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -
         The fragment.
     """
     if isinstance(env, HostEnv):
-        make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
-        if env.bridge == "worker":
-            from jaxrl_fast.learning.worker_sampling import worker_sample_fragment as make_sample  # needs gymnasium
-        sample = make_sample(env, agent, rollout_shapes(env, agent))
+        sample = host_sampler(env, agent, rollout_shapes(env, agent))
     else:
         scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every
         scan = scan if every == 1 else partial(scan_sequences, every, scan)
@@ -459,23 +456,35 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
     data = with_sequences(agent, memory=memory)
     require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1, shards=shards)
     if isinstance(data, OnPolicy):
-        steps = _minibatch_steps(agent, data, num_envs)
-        sizes = data.num_epochs * data.num_minibatches, steps, steps // (data.sequence_length or 1), 0
-        make = on_policy_experience if view is None or view.stack == 1 else partial(stacked_on_policy, view)
-        experience = make(agent, data, num_envs, shards)
+        sizes, experience = _from_rollouts(agent, data, view, num_envs, shards)
     else:
-        require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
-        steps = data.batch_size * data.sequence_length
-        sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
-        experience = off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
+        sizes, experience = _from_replay(agent, data, view, num_envs, shards, memory)
         if data.warmup_actions == "uniform" and data.warmup_steps:
             acting = uniform_first(acting, spec.action, data.warmup_steps)
     # The first rollout is not normalized: losses of its raw numbers would be thousands of times too large.
     warmup = max(sizes[-1], int(_needs_statistics(agent)))
-    scaled = bool(agent.normalize_observations), agent.normalize_rewards, agent.max_return
-    others: Any = agent.rollout_length, *sizes[:-1], warmup, *scaled, spec.num_agents, products_of(agent, spec, steps)
+    scaled = bool(agent.normalize_observations), agent.normalize_rewards, agent.max_return, spec.num_agents
+    others: Any = agent.rollout_length, *sizes[:-1], warmup, *scaled, products_of(agent, spec, sizes[1])
     stored = experience if agent.transform is None else transformed(experience, agent, algorithm.hyper)
     return BoundAgent(agent.parts, acting, stored, at_start(algorithm.hyper), *others)
+
+
+Made = tuple[tuple[int, int, int, int], Experience]
+"""Updates in a tick, steps and sequences in a minibatch, ticks of warm-up; and where batches come from."""
+
+
+def _from_rollouts(agent: Agent, data: OnPolicy, view: View | None, num_envs: int, shards: int) -> Made:
+    steps = _minibatch_steps(agent, data, num_envs)
+    make = on_policy_experience if view is None or view.stack == 1 else partial(stacked_on_policy, view)
+    sizes = data.num_epochs * data.num_minibatches, steps, steps // (data.sequence_length or 1), 0
+    return sizes, make(agent, data, num_envs, shards)
+
+
+def _from_replay(agent: Agent, data: Replay, view: View | None, num_envs: int, shards: int, memory: bool) -> Made:
+    require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
+    steps = data.batch_size * data.sequence_length
+    sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
+    return sizes, off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
 
 
 def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:

@@ -64,6 +64,18 @@ def _is_read(hint: Any) -> bool:
         return False
 
 
+def texts_of(name: str) -> dict[str, str]:
+    """Return the descriptions of an algorithm's keys.
+
+    Args:
+        name: Name of the algorithm; a user's, whose code is not imported, has none.
+
+    Returns:
+        Descriptions by dotted name.
+    """
+    return {f"algo.{n}": t for n, t in (meanings_of(ALGORITHMS[name]) if name in ALGORITHMS else {}).items()}
+
+
 ARGUMENTS, ENTRY = (
     re.compile(r"^Args:\n(.*?)(?=^\S|\Z)", re.M | re.S),
     re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.M),

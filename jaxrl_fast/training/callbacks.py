@@ -26,6 +26,35 @@ Row = dict[str, Any]
 """A row of a run's history, by column. ``kind`` is "train" (a chunk) or "eval" (an evaluation)."""
 
 
+RATES = ("sampling_hz", "update_hz", "update_frame_hz")
+"""Columns of a row with rates: environment steps, gradient updates and samples in updates per second."""
+
+
+class MeanRates:
+    """Averages the rates of a run's chunks: over those with updates, or over all until there is one.
+
+    All chunks of a run have the same number of steps. This is the one speed of a run that lines and pages show; the
+    rows of ``metrics.csv`` are of single chunks.
+
+    Attributes:
+        learns: Whether there were updates.
+        now: The rates so far by their columns, 0 before the first chunk.
+    """
+
+    def __init__(self) -> None:
+        self.learns, self.sums, self.now = False, np.zeros(4), dict.fromkeys(RATES, 0.0)
+
+    def add(self, row: Row) -> dict[str, float]:
+        """Add the row of a chunk, and return the rates so far by their columns."""
+        learns = row["update_hz"] > 0
+        if learns or not self.learns:
+            added = np.array([1.0, row["update_hz"], row["update_frame_hz"], 1.0])
+            added[1:] /= row["sampling_hz"]  # each chunk counts as one unit of steps
+            self.sums = added + (self.sums if learns == self.learns else 0.0)
+            self.learns, self.now = learns, dict(zip(RATES, (self.sums[:3] / self.sums[3]).tolist(), strict=True))
+        return self.now
+
+
 OnMetrics = Callable[[Row], None]
 """``(row)``: called with each new row of a run's history, the columns of ``metrics.csv`` or of an evaluation. The
 row must not be changed.

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl_fast.settings.schema import by_dotted_key
-from jaxrl_fast.training.callbacks import Row
-from jaxrl_fast.training.records import MeanRates, read_status
+from jaxrl_fast.training.callbacks import MeanRates, Row
+from jaxrl_fast.training.records import read_status
 from jaxrl_fast.training.run_folder import read_settings
 
 PLAIN_INTERVAL_S = 5.0
@@ -137,7 +137,7 @@ class ProgressDisplay:
         )
 
     def _figures(self) -> str:
-        row, rates = self.last, self.rates.now()
+        row, rates = self.last, self.rates.now
         updates = f"{si(rates['update_hz'])} updates/s" if self.rates.learns else "no updates yet"
         parts = [f"{si(rates['sampling_hz'])} steps/s", updates]
         if row.get("episode_return") is not None:

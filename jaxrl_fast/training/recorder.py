@@ -14,10 +14,9 @@ from jaxrl_fast.learning.updates import DROPPED
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, active_ticks, tagged
 from jaxrl_fast.runtime.placements import LEARNING, SAMPLING
-from jaxrl_fast.training.callbacks import Calls, Row
+from jaxrl_fast.training.callbacks import RATES, Calls, MeanRates, Row
 from jaxrl_fast.training.episodes import Snapshot, bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.job import Job, Plan
-from jaxrl_fast.training.records import MeanRates
 from jaxrl_fast.training.run_folder import RunFolder
 
 
@@ -107,10 +106,10 @@ class Recorder:
         learner = next(f for f in self.graph.fragments if LEARNING in f.tags)
         updates = active_ticks(learner, first, self.ticks) * self.agent.updates_per_tick * self.num_seeds
         self.updates += updates // self.num_seeds
+        amounts = self.chunk_steps, updates, updates * self.agent.batch_size
         row = {
             **dict(kind="train", env_steps=self.env_steps(), updates=self.updates, wall_s=self.wall_s()),
-            **dict(sampling_hz=self.chunk_steps / seconds, update_hz=updates / seconds),
-            "update_frame_hz": updates * self.agent.batch_size / seconds,
+            **dict(zip(RATES, (n / seconds for n in amounts), strict=True)),
             **summarize_metrics(self.graph, metrics, first, self.ticks),
             **{f"rate/{name}": float(np.mean(values)) for name, values in rates.items()},
         }
@@ -165,7 +164,7 @@ class Recorder:
             **dict(updates=self.updates, dropped_updates=self.dropped, wall_s=self.wall_s(), compile_s=self.compile_s),
             "time_to_first_step_s": self.first_step_s - self.start_s,
             **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s, best=self.best or None),
-            **self.rates.now(),
+            **self.rates.now,
             **(NOT_EVALUATED | self.eval_row | ({"truncated_episodes": self.truncated} if self.truncated else {})),
         }
 
@@ -191,7 +190,7 @@ class Recorder:
     def _keep(self, row: Row) -> None:
         self.history.append(row)
         if self.folder is not None:
-            self.folder.status.add(row, self.rates.now())
+            self.folder.status.add(row, self.rates.now)
             self.on_row(self.folder)
         if self.on_metrics is not None:
             self.on_metrics(row)
@@ -309,6 +308,4 @@ def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:
     (sampling,) = tagged(graph, SAMPLING)
     for leaf in jax.tree.leaves(hosts.to_host(state.private[sampling].obs)):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
-            raise NonFiniteError(
-                f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
-            )
+            raise NonFiniteError(f"environment {env.spec.name} gave a NaN or an infinity in its first observation")

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from jaxrl_fast.core import Log
 from jaxrl_fast.system import replace_file
-from jaxrl_fast.training.callbacks import Row, Tell
+from jaxrl_fast.training.callbacks import RATES, Row, Tell
 
 FILE = "run.json"
 MEMBERS = "members.json"
@@ -33,36 +33,8 @@ ENDED = ("done", "stopped", "failed", "dead", "unknown")
 """States of a run that has ended."""
 REPORTED = {"eval_success": "eval_success_rate", "eval_metrics": "eval_metrics"}
 """Entries that only some environments have, and their names in the row of an evaluation."""
-RATES = ("sampling_hz", "update_hz", "update_frame_hz")
+Facts = Mapping[str, Any]
 FROM_ROWS = ("env_steps", "wall_s", "episode_return")
-
-
-class MeanRates:
-    """Averages the rates of a run's chunks: over those with updates, or over all until there is one.
-
-    All chunks of a run have the same number of steps. This is the one speed of a run that lines and pages show; the
-    rows of ``metrics.csv`` are of single chunks.
-    """
-
-    def __init__(self) -> None:
-        self.learns, self.chunks, self.amounts = False, 0, [0.0, 0.0, 0.0]
-
-    def add(self, row: Row) -> dict[str, float]:
-        """Add the row of a chunk, and return the rates so far by their columns."""
-        learns = row["update_hz"] > 0
-        if learns and not self.learns:
-            self.learns, self.chunks, self.amounts = True, 0, [0.0, 0.0, 0.0]
-        if learns == self.learns:
-            seconds = 1.0 / row["sampling_hz"]  # in which a unit of steps was sampled
-            added = seconds, seconds * row["update_hz"], seconds * row["update_frame_hz"]
-            self.chunks, self.amounts = self.chunks + 1, [a + b for a, b in zip(self.amounts, added, strict=True)]
-        return self.now()
-
-    def now(self) -> dict[str, float]:
-        """Return the rates so far by their columns, 0 before the first chunk."""
-        seconds, *amounts = self.amounts
-        found = [amount / seconds if seconds else 0.0 for amount in (self.chunks, *amounts)]
-        return dict(zip(RATES, found, strict=True))
 
 
 class RunStatus:
@@ -157,7 +129,7 @@ def read_entries(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
+def write_status(folder: Path, facts: Facts) -> None:
     """Replace ``run.json`` atomically; do nothing if the folder does not exist.
 
     Args:
@@ -168,7 +140,7 @@ def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
         replace_file(folder / FILE, json.dumps({**_finite(facts), "updated_at": time.time()}, indent=1) + "\n")
 
 
-def state_now(facts: Mapping[str, Any]) -> str:
+def state_now(facts: Facts) -> str:
     """Return the current state of a run.
 
     Args:
@@ -185,7 +157,7 @@ def state_now(facts: Mapping[str, Any]) -> str:
     return state if _runs(facts.get("pid", 0), facts.get("process_start")) else "dead"
 
 
-def _finite(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(facts: Facts) -> dict[str, Any]:
     """Replace NaN and infinity, which JSON does not support, by None."""
     return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in facts.items()}
 
@@ -217,6 +189,8 @@ def _start_of(pid: int) -> int | None:
 
 Kind = Literal["train", "eval"]
 """Kind of a row: of ``metrics.csv``, or of an evaluation."""
+Written = Collection[tuple[Kind, int]]
+"""Kind and environment steps of rows."""
 PROJECT = "jaxrl_fast"
 """Default project of Weights & Biases; ``WANDB_PROJECT`` overrides it."""
 
@@ -245,13 +219,7 @@ def check_logger(log: Log) -> None:
 
 
 def open_logger(
-    log: Log,
-    path: Path,
-    resume_at: int | None,
-    written: Collection[tuple[Kind, int]],
-    settings: Mapping[str, Any],
-    status: RunStatus,
-    tell: Tell,
+    log: Log, path: Path, resume_at: int | None, written: Written, settings: Facts, status: RunStatus, tell: Tell
 ) -> Logger:
     """Open a logger that writes to the folder of a run.
 
@@ -304,14 +272,7 @@ class _WeightsAndBiases:
     before an interruption are not sent again.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        written: Collection[tuple[Kind, int]],
-        settings: Mapping[str, Any],
-        status: RunStatus,
-        tell: Tell,
-    ) -> None:
+    def __init__(self, path: Path, written: Written, settings: Facts, status: RunStatus, tell: Tell) -> None:
         wandb = _import_wandb()
         self._error = wandb.Error
         id = status.facts.get("wandb_id")

@@ -400,20 +400,6 @@ def link_latest(folder: Path, runs: Path) -> None:
         temporary.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
 
 
-def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
-    """Read the `EVAL_COLUMNS` of ``evals.csv``.
-
-    Args:
-        folder: Folder of the run.
-
-    Returns:
-        Arrays by column.
-    """
-    with open(folder / "evals.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
-
-
 MARKS = ("run.json", "config.yaml", "metrics.csv")
 """A folder with one of these files is a run's."""
 Columns = dict[str, np.ndarray]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_fast.settings.schema import by_dotted_key, written
-from jaxrl_fast.training.records import RATES
+from jaxrl_fast.training.callbacks import RATES
 from jaxrl_fast.training.run_folder import Columns, RunView, name_of
 
 

@@ -12,7 +12,7 @@ from jaxrl_fast.runtime.program import RunChunk
 from jaxrl_fast.training.callbacks import Listeners, Tell
 from jaxrl_fast.training.checkpoints import one_line
 from jaxrl_fast.training.records import FILE
-from jaxrl_fast.training.run_folder import RunFolder, read_evaluations
+from jaxrl_fast.training.run_folder import RunFolder, read_columns, scores_of
 from jaxrl_fast.views.graph_picture import draw_run
 from jaxrl_fast.views.report_page import write_report
 
@@ -43,7 +43,7 @@ def make_listeners() -> Listeners:
     Returns:
         The listeners.
     """
-    return Listeners(draw_graph, LiveReport(), draw_last_curve, write_last_report)
+    return Listeners(draw_graph, LiveReport(), draw_curve, write_last_report)
 
 
 def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) -> None:
@@ -60,57 +60,38 @@ def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) ->
     draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, folder.tell)
 
 
-def draw_last_curve(folder: RunFolder, policy: Policy) -> None:
-    """Draw ``curve.png`` if there are evaluations.
-
-    Args:
-        folder: Folder of the run.
-        policy: Last policy, for the title.
-    """
-    if (folder.path / "evals.csv").exists():
-        draw_curve(folder.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
-
-
-def draw_curve(folder: Path, *, title: str) -> None:
+def draw_curve(folder: RunFolder, policy: Policy) -> None:
     """Draw ``curve.png``: greedy return against environment steps, with its spread over episodes or seeds.
 
     Args:
-        folder: Folder of the run.
-        title: Title of the picture.
+        folder: Folder of the run; nothing is drawn without evaluations.
+        policy: Last policy, for the title.
     """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    table = read_evaluations(folder)
-    if not table["seed"].size:
+    found = scores_of(read_columns(folder.path / "evals.csv"))
+    steps, returns, low, high = found.env_steps, found.returns, found.low, found.high
+    if not steps.size:
         return
-    steps, seeds = np.unique(table["env_steps"]), np.unique(table["seed"])
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    scores = np.array([[_mean_where(table, step, seed) for step in steps] for seed in seeds])
-    if len(seeds) > 1:
-        low, high, label = scores.min(axis=0), scores.max(axis=0), f"mean of {len(seeds)} seeds, range shaded"
-    else:
-        at = [table["return"][table["env_steps"] == step] for step in steps]
-        low, high = np.array([np.percentile(x, [10, 90]) for x in at]).T
-        label = f"mean of {len(at[0])} episodes, 10 to 90 % shaded"
+    label = "mean of the episodes, 10 to 90 % shaded"
+    if returns.shape[1] > 1:
+        low, high, label = returns.min(axis=1), returns.max(axis=1), f"mean of {returns.shape[1]} seeds, range shaded"
     axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
-    axes.plot(steps, scores.mean(axis=0), marker="o", markersize=3.5, label=label)
+    axes.plot(steps, returns.mean(axis=1), marker="o", markersize=3.5, label=label)
     axes.set(xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
-    unit, unit_s = ("minutes", 60.0) if table["wall_s"].max() > 180 else ("seconds", 1.0)
-    clock = axes.secondary_xaxis("top", functions=_steps_to_time(table["env_steps"], table["wall_s"] / unit_s))
+    unit, unit_s = ("minutes", 60.0) if found.wall_s.max() > 180 else ("seconds", 1.0)
+    clock = axes.secondary_xaxis("top", functions=_steps_to_time(steps, found.wall_s / unit_s))
     clock.set_xlabel(f"wall-clock, {unit}", fontsize="small")
-    figure.suptitle(title)
-    figure.savefig(folder / "curve.png", dpi=130)
+    figure.suptitle(f"{policy.spec.name}, {policy.made_by['algo']}")
+    figure.savefig(folder.path / "curve.png", dpi=130)
     plt.close(figure)
-
-
-def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float:
-    return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
 
 
 def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from jaxrl_fast.training.callbacks import OnMetrics, Row
+from jaxrl_fast.training.callbacks import MeanRates, OnMetrics, Row
 from jaxrl_fast.training.progress import clock, si
-from jaxrl_fast.training.records import MeanRates
 
 SHARE = 0.02
 """Largest fraction of time for drawing."""
@@ -43,8 +42,7 @@ def live_plot() -> OnMetrics | None:
     Returns:
         The plot, or None outside of notebooks.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return LivePlot() if getattr(shell, "kernel", None) is not None else None
 
 
@@ -63,7 +61,7 @@ def history_html(history: Sequence[Row]) -> str:
     rates = MeanRates()
     for row in rows:
         rates.add(row)
-    figures += [f"{si(rates.now()[name])} {unit}" for name, unit in RATES.items()] if rows else []
+    figures += [f"{si(rates.now[name])} {unit}" for name, unit in RATES.items()] if rows else []
     return f"<div>{history_svg(history)}<div>{escape(' · '.join(figures))}</div></div>"
 
 

@@ -20,7 +20,6 @@ from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED, read_members
-from jaxrl_fast.training.records import RATES as RATE_COLUMNS
 from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
 from jaxrl_fast.views.comparing import SEEDS, groups_of, joined
 
@@ -116,29 +115,22 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
         **dict(progress=[status.get("env_steps"), status.get("total_steps")], figures=figures(view, scores)),
         "metrics": {column: plain(values) for column, values in metrics.items()},
         **dict(seeds=metrics_by_seed(view.of_seeds), scores=describe_scores(scores, view.evals)),
-        **dict(unevaluated=f"{why.capitalize()}.", reference=status.get("reference"), warmup=warmup_of(view.metrics)),
+        **dict(unevaluated=f"{why.capitalize()}.", reference=status.get("reference"), warmup_rows=warmup_rows(metrics)),
     }
 
 
-def warmup_of(metrics: Columns) -> dict[str, Any] | None:
-    """Return the end of the first chunk with updates, which may begin without, and the largest rates since then.
+def warmup_rows(metrics: Columns) -> int:
+    """Count the rows up to the first one with updates, whose beginning may be without.
 
     Args:
         metrics: Columns of ``metrics.csv``.
 
     Returns:
-        Its ``env_steps`` and ``wall_s``, and ``top``, the largest value of each rate; None if the first chunk had
-        updates, or none of the later ones.
+        Number of rows; 0 if the first row has updates, or no row after these.
     """
-    if not {*X_COLUMNS, *RATE_COLUMNS} <= set(metrics):
-        return None
-    learns = np.nan_to_num(metrics["update_hz"]) > 0
-    first = int(np.argmax(learns)) if learns.any() else 0
-    if first == 0 or not learns[first + 1 :].any():
-        return None
-    since = {name: metrics[name][first + 1 :] for name in RATE_COLUMNS}
-    top = {name: float(np.max(values, where=np.isfinite(values), initial=0.0)) for name, values in since.items()}
-    return {name: plain(metrics[name][first : first + 1])[0] for name in X_COLUMNS} | {"top": top}
+    learns = np.nan_to_num(metrics.get("update_hz", np.zeros(1))) > 0
+    first = int(np.argmax(learns))
+    return first + 1 if first and learns[first + 1 :].any() else 0
 
 
 def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
@@ -319,14 +311,14 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
     first_s = view.summary.get("time_to_first_step_s") or compile_s
     filling_s, training_s = chunk_seconds(view)
     waited_s = view.summary.get("eval_wait_s") or 0.0
-    parts = [("start", max(0.0, first_s - compile_s)), ("compile", compile_s)]
-    parts += [("sample only (fills the replay buffer)", filling_s), ("sample and learn", training_s)]
-    parts.append(("wait for an evaluation", waited_s))
-    beside_s = max(0.0, view.summary.get("eval_s", 0.0) - waited_s)
-    parts.append(("between chunks: checkpoints, tables, pages", max(0.0, whole - sum(s for _, s in parts))))
-    found = [{"label": label, "seconds": seconds} for label, seconds in parts if seconds > 0]
-    aside = {"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True}
-    return [*found, aside] if beside_s else found
+    parts = {"start": max(0.0, first_s - compile_s), "compile": compile_s}
+    parts |= {"sample only (fills the replay buffer)": filling_s, "sample and learn": training_s}
+    parts["wait for an evaluation"] = waited_s
+    parts["between chunks: checkpoints, tables, pages"] = whole - sum(parts.values())
+    found: list[dict[str, Any]] = [{"label": label, "seconds": seconds} for label, seconds in parts.items()]
+    beside_s = view.summary.get("eval_s", 0.0) - waited_s
+    found.append({"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True})
+    return [part for part in found if part["seconds"] > 0]
 
 
 def chunk_seconds(view: RunView) -> tuple[float, float]:
@@ -359,32 +351,26 @@ def settings_table(view: RunView) -> list[list[str]]:
     chosen = view.status.get("chosen")
     origin = (dict(placement=chosen, devices=chosen) if chosen else {}) | view.status.get("sources", {})
     settings = by_dotted_key(view.settings)
-    unset = [key for key, value in settings.items() if value is None]
-    shown = {key: written(value) for key, value in settings.items()}
-    shown |= meanings_of_null(name_of(view.settings, "algo"), unset)
+    means = meanings_of_null(name_of(view.settings, "algo"))
+    shown = {key: means.get(key, "null") if value is None else written(value) for key, value in settings.items()}
     return [[key, value, origin.get(key, "default")] for key, value in shown.items()]
 
 
-def meanings_of_null(algo: str, unset: Sequence[str]) -> dict[str, str]:
+def meanings_of_null(algo: str) -> dict[str, str]:
     """Write what ``null`` means for settings, from their descriptions.
 
     Args:
-        algo: Name of the algorithm.
-        unset: Keys whose value is None.
+        algo: Name of the algorithm; a user's has no descriptions here.
 
     Returns:
         Text by key, such as ``null: all``, of those that describe it.
     """
-    if not unset:
-        return {}
-    from jaxrl_fast.settings.signatures import algo_keys
+    from jaxrl_fast.settings.signatures import texts_of
 
-    keys = run_keys()
-    if "." not in algo:  # a page does not run the code of a user's algorithm
-        with suppress(ValueError):
-            keys = keys | algo_keys(algo)
-    texts = {key: re.sub(r"(?<!\.)\.$", "", keys[key].text) for key in unset if key in keys}
-    found = {key: re.search(r"\bNone (?:for )?(.+)", t) or re.search("; (.+)", t) for key, t in texts.items()}
+    texts = {key: declared.text for key, declared in run_keys().items()} | texts_of(algo)
+    found = {
+        key: re.search(r"(?:\bNone (?:for )?|; (?!None))(.+?)(?:(?<!\.)\.)?$", text) for key, text in texts.items()
+    }
     return {key: f"null: {match[1]}" for key, match in found.items() if match}
 
 
@@ -471,16 +457,22 @@ def page_of(views: Sequence[RunView]) -> str:
     Returns:
         HTML.
     """
-    if len(views) == 1:
-        runs, details, differing = [describe_run(views[0], short_names(views)[0])], describe_details(views[0]), []
-    else:
-        groups = groups_of(views, SEEDS)
-        several = len({group.task for group in groups}) > 1
-        names = [f"{group.label}, {group.task}" if several else group.label for group in groups]
-        runs = [describe_run(joined(group.views), name) for group, name in zip(groups, names, strict=True)]
-        details, differing = None, differing_settings([group.views for group in groups])
+    if len(views) > 1:
+        return _page_of_several(views)
+    return _filled([describe_run(views[0], views[0].path.name)], describe_details(views[0]))
+
+
+def _filled(runs: list[dict[str, Any]], details: dict[str, Any] | None, differing: Sequence[list[str]] = ()) -> str:
     content = dict(written_at=time.time(), runs=runs, details=details, differing=differing)
     return assembled("report.html", content=content)
+
+
+def _page_of_several(views: Sequence[RunView]) -> str:
+    groups = groups_of(views, SEEDS)
+    several = len({group.task for group in groups}) > 1
+    names = [f"{group.label}, {group.task}" if several else group.label for group in groups]
+    runs = [describe_run(joined(group.views), name) for group, name in zip(groups, names, strict=True)]
+    return _filled(runs, None, differing_settings([group.views for group in groups]))
 
 
 def page_of_joined(views: Sequence[RunView], joined: dict[str, Any]) -> str:
@@ -495,7 +487,7 @@ def page_of_joined(views: Sequence[RunView], joined: dict[str, Any]) -> str:
     """
     first = describe_run(views[0], ", ".join(short_names(views)))
     details = {**describe_details(views[0]), "members": joined, "commands": [], "lines": [], "settings": []}
-    return assembled("report.html", content=dict(written_at=time.time(), runs=[first], details=details, differing=[]))
+    return _filled([first], details)
 
 
 def joined_members(views: Sequence[RunView]) -> dict[str, Any] | None:

@@ -106,17 +106,17 @@ function showCharts(section, names) {
   for (const [name, title] of names)
     new charts.Chart(place, { title, height: 170, ...(section === "rates" ? steady(name) : {}) }).show(metricLines(name), axis);
   find(section).hidden = !names.length && section === "rates";
-  find("before").hidden = !runs.some((run) => run.warmup);
+  find("before").hidden = !runs.some((run) => run.warmup_rows);
   if (!single) find("before").textContent = "Shaded: before the first update of every run. The axes show the rates since then.";
 }
 
 // Rates are many times as high while a replay buffer only fills, so the vertical axis covers the time afterwards.
 function steady(name) {
-  const found = runs.map((run) => run.warmup).filter(Boolean);
+  const found = runs.filter((run) => run.warmup_rows);
   if (!found.length) return { fromZero: true };
-  const end = Math.max(...found.map((warmup) => warmup[axis]));
-  const top = Math.max(...runs.map((run) => run.warmup ? run.warmup.top[name] : Math.max(0, ...(run.metrics[name] || []))));
-  return { fromZero: true, top, until: end };
+  const until = Math.max(...found.map((run) => run.metrics[axis][run.warmup_rows - 1]));
+  const top = Math.max(0, ...runs.flatMap((run) => (run.metrics[name] || []).slice(run.warmup_rows)));
+  return { fromZero: true, top, until };
 }
 
 const metricNames = () => [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter((name) => !NOT_METRICS.has(name));
