@@ -48,7 +48,7 @@ def test_a_nan_is_named_with_its_step():
 def test_a_nan_at_reset_is_named():
     single = counting_env()
     single = single._replace(reset=lambda key, params: (jnp.zeros((), jnp.int32), jnp.full(1, jnp.nan)))
-    with pytest.raises(jf.NonFiniteError, match="observation of its reset"):
+    with pytest.raises(jf.NonFiniteError, match="its first observation"):
         jf.learn(jf.vectorize(single, num_envs=2), tiny_ppo(), total_steps=1000)
 
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -81,18 +81,9 @@ band runs from the roofline to XLA's model. A *tick* is one round of training: e
 """
 
 
-COLUMNS = (
-    *(
-        "row",
-        "command",
-        "target",
-        "kernels per tick",
-        "kernels per update",
-        "kernels per step",
-        "launches: graphs + single kernels + waits",
-    ),
-    *("all-reduces per tick", "GFLOP", "GB of traffic", "memory", "ms per tick", "steps/s", "updates/s"),
-)
+TIME = "row", "target", "ms per tick", "steps/s", "updates/s", "memory", "GFLOP", "GB of traffic"
+WORK = "row", "kernels per tick", "per update", "per step", "graphs + single kernels + waits", "all-reduces"
+"""Columns of times, of a tick's work and of what is started in a tick."""
 
 
 def compile_row(words: str, target: str, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
@@ -108,9 +99,26 @@ def compile_row(words: str, target: str, environment: Mapping[str, str] = Mappin
         return {"words": named, "target": target, **json.loads((Path(folder) / "graph.json").read_text())["target"]}
 
 
-def table_line(name: str, row: dict[str, Any]) -> str:
-    """Write a row of the page."""
+def time_cells(row: dict[str, Any]) -> list[str]:
+    """Write the cells of `TIME`."""
     programs, rounds = row["programs"], row["rounds"]
+    us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
+    # A TPU starts a whole program at once.
+    ends = sorted((us["roofline"], us[0.0]) if row["target"].startswith("tpu") else (us[1.0], us[4.0]))
+    return [
+        row["name"],
+        " to ".join(f"{end / 1e3:.3g}" for end in ends),
+        " to ".join(rounded(rounds["env_steps"] / end * 1e6) for end in reversed(ends)),
+        " to ".join(rounded(rounds["updates"] / end * 1e6) for end in reversed(ends)),
+        f"{max(program['memory_bytes'] or 0 for program in programs) / 1e6:,.0f} MB",
+        f"{sum(program['product_flops'] for program in programs) / 1e9:,.0f}",
+        f"{sum(program['moved_bytes'] for program in programs) / 1e9:.3g}",
+    ]
+
+
+def work_cells(row: dict[str, Any]) -> list[str]:
+    """Write the cells of `WORK`."""
+    programs = row["programs"]
     launches = [program["launches"] for program in programs]
     started = "–" if None in launches else " + ".join(f"{sum(x[key] for x in launches):,.0f}" for key in launches[0])
     reduces = sum(
@@ -119,26 +127,19 @@ def table_line(name: str, row: dict[str, Any]) -> str:
         for found in program["collectives"]
         if found["kind"] == "all-reduce"
     )
-    us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
-    # A TPU starts a whole program at once.
-    ends = sorted((us["roofline"], us[0.0]) if row["target"].startswith("tpu") else (us[1.0], us[4.0]))
-    cells = [
-        name,
-        f"`{row['words']}`",
-        row["name"],
+    return [
         f"{sum(program['kernels'] for program in programs):,.0f}",
         counts(row["kernels_an_update"]),
         counts(row["kernels_a_step"]),
         started,
         f"{reduces:,.0f}",
-        f"{sum(program['product_flops'] for program in programs) / 1e9:,.0f}",
-        f"{sum(program['moved_bytes'] for program in programs) / 1e9:.3g}",
-        f"{max(program['memory_bytes'] or 0 for program in programs) / 1e6:,.0f} MB",
-        " to ".join(f"{end / 1e3:.3g}" for end in ends),
-        " to ".join(rounded(rounds["env_steps"] / end * 1e6) for end in reversed(ends)),
-        " to ".join(rounded(rounds["updates"] / end * 1e6) for end in reversed(ends)),
     ]
-    return f"| {' | '.join(cells)} |"
+
+
+def table(columns: Sequence[str], rows: dict[str, list[str]]) -> list[str]:
+    """Write a table of cells by row."""
+    lines = [f"| {' | '.join([name, *cells])} |" for name, cells in rows.items()]
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines, ""]
 
 
 def rounded(number: float) -> str:
@@ -161,10 +162,15 @@ def main(names: list[str]) -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in [] if "--page" in names else names or ROWS:
         results[name] = compile_row(*ROWS[name])
-        print(table_line(name, results[name]), flush=True)
+        print(name, *time_cells(results[name]), *work_cells(results[name]), sep=" | ", flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    lines += [table_line(name, results[name]) for name in ROWS if name in results]
+    known = {name: results[name] for name in ROWS if name in results}
+    lines = ["## Time of a tick", "", *table(TIME, {name: time_cells(row) for name, row in known.items()})]
+    lines += ["## What a tick starts", "", *table(WORK, {name: work_cells(row) for name, row in known.items()})]
+    lines += ["## Commands", ""]
+    for words in dict.fromkeys(row["words"] for row in known.values()):
+        names = ", ".join(name for name, row in known.items() if row["words"] == words)
+        lines.append(f"- {names}: `{words}`")
     PAGE.write_text("\n".join([HEAD, *lines, *physics_lines()]) + "\n")
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from describe import commit, machine, versions
 
-from jaxrl_fast.training.run_folder import read_evaluations
+from jaxrl_fast.training.run_folder import read_columns
 
 RESULT = Path(__file__).parent.parent / "results" / "cheetah.json"
 FOLDER = Path("runs") / "cheetah"
@@ -53,7 +53,7 @@ def train() -> dict[str, Any]:
 
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Return steps, seconds and mean greedy return of every evaluation."""
-    table = read_evaluations(folder)
+    table = read_columns(folder / "evals.csv")
     points = []
     for steps in np.unique(table["env_steps"]):
         at = table["env_steps"] == steps

@@ -7,7 +7,6 @@ one, and ``python experiments/learning/learning.py --page`` only writes the tabl
 missing seeds; its run folders are in ``runs/learning/``. A finished row runs again.
 """
 
-import csv
 import json
 import platform
 import shutil
@@ -25,7 +24,7 @@ from learning_page import draw, table_line, value_of, write_page
 from learning_rows import PEERS, ROWS, Peer, Row
 
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
-from jaxrl_fast.training.run_folder import read_evaluations
+from jaxrl_fast.training.run_folder import read_columns
 
 RESULTS = Path(__file__).parent.parent / "results"
 RUNS = Path("runs") / "learning"
@@ -112,10 +111,7 @@ def finished(folder: Path) -> bool:
 
 def read_curve(folder: Path, column: str = "return") -> list[dict[str, Any]]:
     """Return steps, seconds and each seed's mean of a ``column``, the greedy return, of every evaluation."""
-    table = read_evaluations(folder)
-    if column not in table:
-        with open(folder / "evals.csv", encoding="utf-8", newline="") as file:
-            table[column] = np.array([float(row[column]) for row in csv.DictReader(file)])
+    table = read_columns(folder / "evals.csv")
     curve = []
     for steps in np.unique(table["env_steps"]):
         at = table["env_steps"] == steps

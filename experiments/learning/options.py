@@ -33,7 +33,8 @@ HEAD = """# What options bring
 an example and the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last
 greedy evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor,
 for all three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as
-"works, and costs so much", not as a ranking.
+"works, and costs so much", not as a ranking. Each section is about one run, whose command comes first; "apart" is
+whether the 95 % intervals of the means with and without the option are.
 """
 CHEETAH = ("env=gymnasium", "env.id=HalfCheetah-v5", "algo=ppo", "tuned=false", "total_steps=100_000")
 SWING = ("env=pendulum", "num_envs=1", "tuned=false", "total_steps=4_000", "algo.warmup_steps=500")
@@ -146,16 +147,29 @@ def apart(without: dict[str, Any], with_it: dict[str, Any]) -> str:
 
 def write_page() -> None:
     """Write ``docs/options.md`` from all rows of which both runs exist."""
-    made = read()
-    text = ["| option | run | return without | with | apart | seconds |", "|---|---|---|---|---|---|"]
-    for row in ROWS.values():
-        without, with_it = (made.get(" ".join(words)) for words in row.runs)
-        if without and with_it:
-            cost = f"{without['seconds']:.0f} → {with_it['seconds']:.0f}"
-            words = [f"`{' '.join(row.words)}`", f"`{' '.join(row.base)}`", shown(without), shown(with_it)]
-            text.append(f"| {' | '.join([*words, apart(without, with_it), cost])} |")
+    made, text = read(), list[str]()
+    for base in dict.fromkeys(row.base for row in ROWS.values()):
+        text += section(base, made)
     machines = ", ".join(sorted({one["machine"] for one in made.values()}))
-    PAGE.write_text("\n".join([HEAD, *text, "", f"Machines: {machines}.", ""]))
+    PAGE.write_text("\n".join([HEAD, *text, f"Machines: {machines}.", ""]))
+
+
+def section(base: tuple[str, ...], made: dict[str, Any]) -> list[str]:
+    """Write the options that were tried in one run; nothing if there is no result."""
+    pairs = [(row.words, *(made.get(" ".join(run)) for run in row.runs)) for row in ROWS.values() if row.base == base]
+    whole = [(words, without, with_it) for words, without, with_it in pairs if without and with_it]
+    if not whole:
+        return []
+    named = dict(word.split("=", 1) for word in base)
+    algo, env = (named.get(f"{of}.make", named.get(f"{of}.id", named[of])) for of in ("algo", "env"))
+    without = whole[0][1]
+    lines = [f"## {algo.removeprefix('examples.')} on {env.removeprefix('examples.')}", "", f"`{' '.join(base)}`", ""]
+    lines += ["| option | return | apart | seconds |", "|---|---|---|---|"]
+    lines.append(f"| none | {shown(without)} | | {without['seconds']:.0f} |")
+    for words, before, after in whole:
+        cells = f"`{' '.join(words)}`", shown(after), apart(before, after), f"{after['seconds']:.0f}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from describe import ROOT, commit, machine, versions
 from time_to_return_page import reached_s, table
 from time_to_return_rows import ROWS, Ours, Peer, Row
 
-from jaxrl_fast.training.run_folder import read_evaluations
+from jaxrl_fast.training.run_folder import read_columns
 
 RESULT = Path(__file__).parent.parent / "results" / "time_to_return.json"
 PAGE = RESULT.with_suffix(".md")
@@ -81,7 +81,7 @@ def evaluations(folder: Path) -> list[tuple[int, float]]:
     """Return (steps, mean return) of each evaluation in the run folder."""
     if not (folder / "evals.csv").exists():
         return []
-    found = read_evaluations(folder)
+    found = read_columns(folder / "evals.csv")
     steps = np.unique(found["env_steps"])
     return [(int(step), float(found["return"][found["env_steps"] == step].mean())) for step in steps]
 
