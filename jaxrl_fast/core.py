@@ -384,6 +384,29 @@ X64 = 'jaxrl_fast computes in 32 bits, and jax_enable_x64 is on: write jax.confi
 NO_DEVICE = "JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver"
 
 
+def require_vectorized(env: Any) -> None:
+    """Check that an environment was made for training and evaluation.
+
+    Args:
+        env: Environment of a caller, which should be a `VecEnv` or a `HostEnv`.
+
+    Raises:
+        ValueError: It is a single environment, or something else.
+    """
+    if not isinstance(getattr(env, "spec", None), EnvSpec) or not hasattr(env, "num_envs"):
+        raise _not_vectorized(env)
+
+
+def _not_vectorized(env: Any) -> ValueError:
+    if isinstance(env, str):
+        return ValueError(f"env={env!r} is a name: write jaxrl_fast.make_env({env!r}, num_envs=64)")
+    if isinstance(getattr(env, "spec", None), EnvSpec):
+        return ValueError("env is a single environment: write jaxrl_fast.vectorize(env, num_envs=64)")
+    name = getattr(env, "__name__", type(env).__name__)
+    how = f'jaxrl_fast.make_env("custom", make={name}, num_envs=4), with a class or function {name} that makes one'
+    return ValueError(f"env={name} is not made by jaxrl_fast: write {how}")
+
+
 def require_devices() -> None:
     """Start JAX, and check that it finds a device.
 

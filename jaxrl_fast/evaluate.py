@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 
 import jax
 import numpy as np
@@ -12,11 +11,10 @@ from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.episode_metrics import mean_of_finite
-from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import with_sampled_actions
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, Key
-from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host, tell_limit
+from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes
 from jaxrl_fast.training.progress import share
 
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0] [sample=false]
@@ -48,14 +46,8 @@ def evaluate_run(words: Sequence[str]) -> int:
     env = make_evaluation_envs(run)
     check_spaces(policy, env.spec, folder)
     key = jax.random.fold_in(jax.random.key(given["seed"]), 0xE7A1)
-    if isinstance(env, HostEnv):
-        tell_limit(env.spec.max_episode_steps)
-        params = jax.tree.map(lambda x: x[None], policy.params)
-        with closing(evaluation_on_host(policy, env, given["episodes"], share=run.eval.share)) as evaluate:
-            first = evaluate(params, key[None])
-        totals = jax.tree.map(lambda x: x[0], first)
-    else:
-        totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=given["episodes"]))
+    played = evaluate_episodes(policy, env, key, episodes=given["episodes"], share=run.eval.share)
+    totals = jax.device_get(played)
     returns = totals.returns
     low, high = bootstrap_interval(returns)
     print(f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {given['seed']}")

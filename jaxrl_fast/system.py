@@ -54,6 +54,19 @@ def replace_file(path: Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def one_line(error: BaseException) -> str:
+    """Format an error in one line of at most 200 characters.
+
+    Args:
+        error: Error.
+
+    Returns:
+        The line.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
 def start_module(module: str, *words: str, env: Mapping[str, str], **pipes: Any) -> subprocess.Popen:
     """Start ``python -m module words`` in a new session.
 

@@ -25,6 +25,7 @@ from jaxrl_fast.numerics.losses import clipped_surrogate
 from jaxrl_fast.numerics.optimizers import has_choices
 from jaxrl_fast.settings.schema import ConfigError, EvalOptions, read_value
 from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.training.collecting import collect_episodes
 from jaxrl_fast.training.job import JobOptions, config_of_job
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views.report_page import command_lines
@@ -531,3 +532,46 @@ def test_a_run_that_the_command_would_not_repeat_has_no_config(change: Callable[
     made = jf.make_env("cartpole", num_envs=4), jf.ppo()
     assert config_of_job(*made, options_of())
     assert config_of_job(*change(*made), options_of()) == ""
+
+
+class Pole(gymnasium.Wrapper):
+    """A class of a user's, as Stable-Baselines3 takes it."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (
+            lambda: Pole,
+            'env=Pole is not made by jaxrl_fast: write jaxrl_fast.make_env("custom", make=Pole, num_envs=4)',
+        ),
+        (Pole, 'env=Pole is not made by jaxrl_fast: write jaxrl_fast.make_env("custom", make=Pole, num_envs=4)'),
+        (lambda: "cartpole", "env='cartpole' is a name: write jaxrl_fast.make_env('cartpole', num_envs=64)"),
+        (lambda: jf.make_env("cartpole", num_envs=1).env, "env is a single environment: write jaxrl_fast.vectorize("),
+    ],
+)
+def test_an_environment_that_is_not_vectorized_is_refused_with_what_to_write(make, what, saved):
+    given, policy = make(), saved[1].policy
+    calls = (
+        lambda: jf.learn(given, jf.ppo(), total_steps=64),
+        lambda: jf.make_train_step(given, jf.ppo()),
+        lambda: jf.evaluate_policy(policy, given, jax.random.key(0)),
+        lambda: jf.defaults("ppo", given, total_steps=64),
+        lambda: collect_episodes(policy, given, episodes=1),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=re.escape(what)):
+            call()
+
+
+def test_a_policy_is_evaluated_in_environments_on_the_host():
+    env = jf.make_env("custom", make=Pole, num_envs=2, pool={"workers": 0})
+    policy = jf.learn(env, jf.ppo(rollout_length=8, num_minibatches=1), total_steps=32, eval_every=0).policy
+    returns = [jf.evaluate_policy(policy, env, jax.random.key(seed), episodes=5) for seed in (1, 1, 2)]
+    env.close()
+    assert returns[0].shape == (5,) and returns[0].min() >= 8.0, "whole episodes"
+    np.testing.assert_array_equal(returns[0], returns[1])
+    assert (returns[0] != returns[2]).any(), "the key chooses the initial states"

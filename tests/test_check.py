@@ -247,6 +247,21 @@ class Doubles(Steps):
         return obs.astype(np.float64), *others
 
 
+class Entry(Steps):
+    """One entry of its observations has another dtype than its space."""
+
+    observation_space = gymnasium.spaces.Dict(x=Steps.observation_space, goal=gymnasium.spaces.Box(-1, 1, (1,)))
+
+    def reset(self, **options: Any) -> Any:
+        return self.with_goal(super().reset(**options))
+
+    def step(self, action: Any) -> Any:
+        return self.with_goal(super().step(action))
+
+    def with_goal(self, found: tuple) -> tuple:
+        return {"x": found[0], "goal": np.zeros(1)}, *found[1:]
+
+
 class Zero(Steps):
     """Its end is a number."""
 
@@ -317,6 +332,7 @@ HOST: dict[str, tuple[Callable[[], Any], str, str]] = {
     "unseeded": (lambda: limited(Unseeded), "starts", "two resets with the same seed give different observations"),
     "outside": (lambda: limited(Outside), "space", "which is not in Box(0.0, 1.0, (2,), float32)"),
     "doubles": (lambda: limited(Doubles), "space", "step 1 returns an observation float64[2]"),
+    "entry": (lambda: limited(Entry), "space", "entry 'goal', float64[1] from 0 to 0, which is not in Box"),
     "zero": (lambda: limited(Zero), "space", "step 1 returns terminated=0: write a bool"),
     "deaf": (lambda: limited(Deaf), "actions", "other actions gave the same"),
     "explosive": (lambda: limited(Explosive), "finite", "actions: reward inf"),

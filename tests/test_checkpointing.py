@@ -141,6 +141,20 @@ def test_an_unfinished_checkpoint_is_never_taken_for_a_good_one(tmp_path, monkey
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"10"}
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_names_another(tmp_path):
+    stopped = tmp_path / "2"
+    stopped.mkdir()
+    with pytest.raises(files.CheckpointError, match=r"contains no checkpoint: write the folder of a run"):
+        find(stopped)
+    (stopped / "config.yaml").touch()
+    with pytest.raises(files.CheckpointError, match=rf"ended before its first one: repeat it with config={stopped}"):
+        find(stopped)
+    save(tmp_path / "1" / "checkpoints", 10)
+    (tmp_path / "latest").symlink_to(stopped)
+    with pytest.raises(files.CheckpointError, match=rf"ended before its first one: resume={tmp_path / '1'} has one"):
+        find(tmp_path / "latest")
+
+
 def test_the_newest_and_the_best_stay_and_only_the_newest_keeps_replay(tmp_path):
     for steps, score in ((1, 3.0), (2, 9.0), (3, None), (4, 1.0), (5, 2.0)):
         save(tmp_path, steps, score=score)

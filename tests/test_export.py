@@ -17,6 +17,7 @@ from jaxrl_fast.export import main
 from jaxrl_fast.learning.algorithm import Learned, init_params
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics.normalization import RunningStats
+from jaxrl_fast.policy import onnx_export
 from jaxrl_fast.policy.exporting import (
     FORMATS,
     NUM_OBSERVATIONS,
@@ -224,11 +225,33 @@ def test_the_onnx_file_says_what_it_is(tmp_path):
     assert {tensor.type.tensor_type.shape.dim[0].dim_param for tensor in model.graph.input} == {"batch"}
 
 
+@pytest.mark.parametrize("formula", ["bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "bij,bij->b", "bij,jik->bk", "bi,jk->bijk"])
+def test_a_product_over_any_axes_is_exported(formula):
+    rng, sizes = np.random.default_rng(0), dict(q=2, h=3, d=4, k=5, i=2, j=3, l=4)
+    left, right = ([sizes.get(letter, 6) for letter in part] for part in formula.partition("->")[0].split(","))
+    x, w = rng.normal(size=left).astype(np.float32), rng.normal(size=right).astype(np.float32)
+    names = ["x", "w"] if formula.partition(",")[2].startswith("b") else ["x"]
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = [jax.ShapeDtypeStruct((batch, *array.shape[1:]), np.float32) for array in (x, w)[: len(names)]]
+    content = to_onnx(
+        lambda *given: jnp.einsum(formula, *given, *(x, w)[len(given) :]), shapes, names, ["y"], {"env": "toy"}
+    )
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, dict(zip(names, (x, w), strict=False)))
+    np.testing.assert_allclose(found, np.einsum(formula, x, w), rtol=1e-5, atol=1e-5)
+
+
 def test_a_primitive_without_a_form_is_named_in_one_line():
     (batch,) = jax.export.symbolic_shape("batch")
     obs = jax.ShapeDtypeStruct((batch, 3), jnp.float32)
     with pytest.raises(ValueError, match=r"^the ONNX export does not support 'sort'.*formats=jax$"):
         to_onnx(lambda x: jnp.sort(x, axis=-1), (obs,), ["obs"], ["action"], {"env": "toy"})
+
+
+def test_a_policy_that_onnx_cannot_express_is_called_itself(monkeypatch):
+    monkeypatch.delitem(onnx_export.RULES, "dot_general")
+    with pytest.raises(ValueError, match=r"does not support 'dot_general' of this policy: call the policy itself$"):
+        policy_named("sac").fast()
 
 
 @pytest.mark.parametrize("kind", ["ppo tanh", "sac", "recurrent"])

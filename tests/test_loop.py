@@ -41,7 +41,7 @@ def tiny_ppo(**options) -> jf.Algorithm:
 
 def test_a_nan_is_named_with_its_step():
     env = jf.vectorize(counting_env(bad_step=21), num_envs=4)
-    with pytest.raises(jf.NonFiniteError, match=r"counter .* at step 21 of each environment, 84 steps over all 4"):
+    with pytest.raises(jf.NonFiniteError, match=r"counter .* at step 21 of an environment, 84 steps over all 4"):
         jf.learn(env, tiny_ppo(), total_steps=1000)
 
 

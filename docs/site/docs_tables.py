@@ -71,7 +71,9 @@ EXTRAS = {
     "navix": "NAVIX's environments (Python 3.12 and later)",
     "suites": "all of these that install together",
     "pettingzoo": "PettingZoo's environments, stepped on the host",
+    "minari": "data sets in Minari's layout",
     "dashboard": "the dashboard",
+    "optuna": "samplers of Optuna in searches",
     "wandb": "Weights & Biases",
     "video": "MP4, and pictures of Gymnasium's classic control",
 }
@@ -151,7 +153,8 @@ def coverage() -> str:
 def extras() -> str:
     """Write the extras of the package, except the extra for its developers."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    rows = [[f"`pip install '.[{name}]'`", EXTRAS.get(name, "")] for name in known if name not in ("dev", "docs")]
+    named = [name for name in known if name not in ("dev", "docs")]
+    rows = [[f"`pip install 'jaxrl_fast[{name}]'`", EXTRAS[name]] for name in named]
     return table(["extra", "for"], rows)
 
 

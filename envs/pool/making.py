@@ -330,9 +330,16 @@ class SpaceWatch(gymnasium.Wrapper):
             self._compare(obs, self.env.observation_space, "an observation")
 
     def _compare(self, obs: Any, space: gymnasium.Space, what: str) -> None:
-        if not space.contains(obs):
-            where = f"step {self.steps}" if self.steps else "reset"
-            self.tell(f"{where} returns {what} {described(obs)}, which is not in {space}")
+        if space.contains(obs):
+            return
+        if isinstance(space, gymnasium.spaces.Dict) and isinstance(obs, dict) and set(obs) == set(space):
+            for name, own in space.items():
+                self._compare(obs[name], own, f"{what}, entry {name!r},")
+            return
+        where = f"step {self.steps}" if self.steps else "reset"
+        converts = isinstance(obs, np.ndarray) and obs.shape == space.shape and space.contains(obs.astype(space.dtype))
+        how = f"; training converts it to {space.dtype}" if converts else ""
+        self.tell(f"{where} returns {what} {described(obs)}, which is not in {space}{how}")
 
 
 def described(obs: Any) -> str:

@@ -159,15 +159,19 @@ PBT = ["env=breakout", "algo=ppo", "tuned=false", "total_steps=500_000"]
 PBT += ["sample.algo.learning_rate=log:1e-5:1e-2", "sample.algo.entropy_coef=log:1e-4:1e-1"]
 
 
+LONG = ["total_steps=2_000_000", "population.every=100_000"]
+PBT_KINDS = {"pbt": [], "pbt2M": LONG, "asterix2M": ["env=asterix", *LONG]}
+"""Words of each comparison, which replace words of `PBT`."""
+
+
 def pbt(seed: int) -> None:
-    """Compare population-based training of 8 with random search of 8 trials, of equal steps: short, then 2 million."""
-    lengths = {"pbt": [], "pbt2M": ["total_steps=2_000_000", "population.every=100_000"]}
-    for kind, longer in lengths.items():
+    """Compare population-based training of 8 with random search of 8 trials, of equal steps."""
+    for kind, longer in PBT_KINDS.items():
         for name, words in {"random": ["trials=8"], "pbt": ["population.size=8", "population.every=25_000"]}.items():
             if f"{kind} {name} {seed}" not in stored():
                 changed = [word.partition("=")[0] for word in longer]
                 base = [word for word in [*PBT, *words] if word.partition("=")[0] not in changed]
-                more = [word for word in longer if name == "pbt" or word.startswith("total_steps")]
+                more = [word for word in longer if name == "pbt" or not word.startswith("population.")]
                 asked = [*base, *more, f"seed={100 * seed}", "finalists=4"]
                 summary, seconds = sweep(asked, in_new_folder(name))
                 store(f"{kind} {name} {seed}", row_of(summary, seconds))
@@ -236,6 +240,7 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
         "gp ": ("the same, first rung after 80,000 steps", "later"),
         "pbt": ("population-based training of 8 on MinAtar's Breakout, 500,000 steps", "pbt"),
         "pbt2M": ("the same, 2 million steps", "pbt"),
+        "asterix2M": ("the same on MinAtar's Asterix, 2 million steps", "pbt"),
     }
     for kind, (label, way) in labels.items():
         kind = kind.strip()

@@ -83,7 +83,7 @@ band runs from the roofline to XLA's model. A *tick* is one round of training: e
 
 TIME = "row", "target", "ms per tick", "steps/s", "updates/s", "memory", "GFLOP", "GB of traffic"
 WORK = "row", "kernels per tick", "per update", "per step", "graphs + single kernels + waits", "all-reduces"
-"""Columns of times, of a tick's work and of what is started in a tick."""
+"""Columns of times, and of the programs that a tick starts."""
 
 
 def compile_row(words: str, target: str, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:

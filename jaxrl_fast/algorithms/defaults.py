@@ -12,7 +12,7 @@ import jax
 
 from jaxrl_fast import spaces
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Box, EnvSpec, is_image
+from jaxrl_fast.core import Box, EnvSpec, is_image, require_vectorized
 
 
 class Environments(Protocol):
@@ -36,8 +36,9 @@ def defaults(algo: str, env: Environments, *, total_steps: int) -> dict[str, Any
         Arguments of the algorithm's factory; all others have the defaults of its signature.
 
     Raises:
-        ValueError: Unknown algorithm.
+        ValueError: Unknown algorithm, or an environment that is not vectorized.
     """
+    require_vectorized(env)
     if algo not in ALGORITHMS:
         raise ValueError(f"algo={algo} is unknown: write one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[algo]().sizes(env.num_envs, total_steps) | of_environment(algo, env.spec)

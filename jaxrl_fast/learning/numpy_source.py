@@ -217,24 +217,38 @@ def _transpose(writer: _Writer, operation: Operation, x: Array) -> Array:
     return writer.line(f"{x.text}.transpose({order})", full, full, x.dtype, x)
 
 
+def einsum_formula(dimension_numbers: Any, axes_x: int, axes_w: int) -> str:
+    """Write a general product of two arrays as a formula of ``einsum``.
+
+    Args:
+        dimension_numbers: Of `jax.lax.dot_general`: summed axes and batch axes of both arrays.
+        axes_x: Number of axes of the first array.
+        axes_w: Number of axes of the second.
+
+    Returns:
+        Formula, such as ``"ab,cb->ac"``.
+    """
+    (over_x, over_w), (batch_x, batch_w) = dimension_numbers
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    of_x, of_w = [next(letters) for _ in range(axes_x)], [next(letters) for _ in range(axes_w)]
+    for a, b in zip((*batch_x, *over_x), (*batch_w, *over_w), strict=True):
+        of_w[b] = of_x[a]
+    free_x = [of_x[i] for i in range(axes_x) if i not in (*batch_x, *over_x)]
+    free_w = [of_w[i] for i in range(axes_w) if i not in (*batch_w, *over_w)]
+    result = [*(of_x[i] for i in batch_x), *free_x, *free_w]
+    return f"{''.join(of_x)},{''.join(of_w)}->{''.join(result)}"
+
+
 def _dot(writer: _Writer, operation: Operation, x: Array, w: Array) -> Array:
-    (over_x, over_w), (batch_x, batch_w) = operation.params["dimension_numbers"]
+    (over_x, over_w), (batch_x, _) = operation.params["dimension_numbers"]
     x, w = writer.whole(x), writer.whole(w)
     full, dtype = operation.outputs[0].shape, np.dtype(operation.outputs[0].dtype)
     last = len(x.full) - 1
     if x.dtype == w.dtype == dtype and not batch_x and tuple(over_x) == (last,) and len(w.full) == 2:
         turned = w.text if tuple(over_w) == (0,) else f"{w.text}.T"
         return writer.line(f"{x.text} @ {turned}", full, full, dtype, x, w)
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    of_x = [next(letters) for _ in x.full]
-    of_w = [next(letters) for _ in w.full]
-    for a, b in zip((*batch_x, *over_x), (*batch_w, *over_w), strict=True):
-        of_w[b] = of_x[a]
-    free_x = [of_x[i] for i in range(len(of_x)) if i not in (*batch_x, *over_x)]
-    free_w = [of_w[i] for i in range(len(of_w)) if i not in (*batch_w, *over_w)]
-    result = "".join([*(of_x[i] for i in batch_x), *free_x, *free_w])
-    formula = f"'{''.join(of_x)},{''.join(of_w)}->{result}'"
-    text = f"np.einsum({formula}, {x.text}, {w.text}, dtype='{dtype}', optimize=True)"
+    formula = einsum_formula(operation.params["dimension_numbers"], len(x.full), len(w.full))
+    text = f"np.einsum('{formula}', {x.text}, {w.text}, dtype='{dtype}', optimize=True)"
     return writer.line(text, full, full, dtype, x, w)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, is_image, reward_shape
+from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, is_image, require_vectorized, reward_shape
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting, uniform_first
@@ -303,6 +303,7 @@ def build_graph(
     Raises:
         ValueError: As `bind` or `graph_of`.
     """
+    require_vectorized(env)
     agent = bind(algorithm, env.spec, env.num_envs, options.shards)
     return graph_of(env, algorithm, agent, options), agent
 

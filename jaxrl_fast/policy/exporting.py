@@ -330,7 +330,11 @@ def fast(policy: Policy) -> Callable[..., Any]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(_write_onnx(policy), options, providers=["CPUExecutionProvider"])
+    try:
+        content = _write_onnx(policy)
+    except ValueError as error:
+        raise ValueError(f"{str(error).partition(': use formats')[0]}: call the policy itself") from None
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     adapter, params, memory = policy.adapter, policy.params, memory_of(policy.initial_carry(1))
     parts = adapter.parts(params)
     inputs = [(".".join(["obs", *map(str, one.path)]), spaces.file_dtype(one.space)) for one in parts]

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
+from jaxrl_fast.learning.numpy_source import einsum_formula
+
 OPSET = 18
 IR_VERSION = 8
 """Version of 2022, which any later runtime can read."""
@@ -191,7 +193,7 @@ def _broadcast(graph: OnnxGraph, eqn: Any, x: Value) -> str:
 
 
 def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
-    """Compute a product over one axis in float32, also of bf16 operands: of layers, agents or attention."""
+    """Compute a product in float32, also of bf16 operands: of layers, agents or attention."""
     summed, batches = eqn.params["dimension_numbers"]
     dtype, operands = eqn.outvars[0].aval.dtype, []
     for value, var, over, batch in zip((x, w), eqn.invars, summed, batches, strict=True):
@@ -200,20 +202,25 @@ def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
         wide = constant if constant is not None else value if var.aval.dtype == dtype else _cast(graph, value, dtype)
         operands.append((wide, list(batch), free, list(over)))
     count = len(batches[0])
-    if len(operands[1][2]) == 1:
-        return _matmul(graph, eqn, *operands)
-    if len(operands[0][2]) != 1:
-        raise _unknown(eqn)
-    product = _matmul(graph, eqn, *operands[::-1])
+    if _is_matmul(*operands):
+        return _matmul(graph, *operands)
+    if not _is_matmul(*operands[::-1]):
+        formula = einsum_formula(eqn.params["dimension_numbers"], *(len(var.aval.shape) for var in eqn.invars))
+        return _emit(graph, "Einsum", *(value for value, *_ in operands), equation=formula)
+    product = _matmul(graph, *operands[::-1])
     last = count + len(operands[1][2])
     return _emit(graph, "Transpose", product, perm=[*range(count), last, *range(count, last)])
 
 
-def _matmul(graph: OnnxGraph, eqn: Any, left: tuple, right: tuple) -> str:
-    """Multiply ``(value, batch axes, free axes, summed axes)``, of which the second has one free axis."""
+def _is_matmul(left: tuple, right: tuple) -> bool:
+    """Return whether `_matmul` multiplies two operands: one axis is summed, and the second has one free axis."""
+    (_, batch, free, over), (_, _, free_right, _) = left, right
+    return len(over) == len(free_right) == 1 and not (batch and not free)
+
+
+def _matmul(graph: OnnxGraph, left: tuple, right: tuple) -> str:
+    """Multiply ``(value, batch axes, free axes, summed axes)``."""
     (x, batch_x, free_x, of_x), (w, batch_w, free_w, of_w) = left, right
-    if len(of_x) != 1 or (batch_x and not free_x):
-        raise _unknown(eqn)
     orders = [*batch_x, *free_x, *of_x], [*batch_w, *of_w, *free_w]
     x, w = (
         value if axes == sorted(axes) else _emit(graph, "Transpose", value, perm=axes)

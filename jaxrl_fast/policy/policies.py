@@ -333,7 +333,8 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
         description = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
         stored = (folder / "params.msgpack").read_bytes()
     except OSError as error:
-        raise ValueError(f"{folder} holds no policy ({error.strerror}): write the path of a run's policy") from error
+        why = f"{folder} holds no policy ({error.strerror})"
+        raise ValueError(f"{why}: a run has one from its first evaluation, or when it is stopped and saved") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder}/policy.json is damaged: {error}") from error
     version = description.get("format") if isinstance(description, dict) else None

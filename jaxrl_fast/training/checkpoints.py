@@ -30,7 +30,7 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.hosts import to_host
 from jaxrl_fast.settings.schema import Checkpoints
-from jaxrl_fast.system import replacing
+from jaxrl_fast.system import one_line, replacing
 from jaxrl_fast.training.callbacks import CallbackError, Calls, Row, Tell
 
 FORMAT_VERSION = 2
@@ -336,19 +336,6 @@ def others(folder: Path, but: str = "") -> str:
     return f"resume another, such as resume={found[0]}" if found else "there is no other checkpoint of this run"
 
 
-def one_line(error: BaseException) -> str:
-    """Format an error in one line of at most 200 characters.
-
-    Args:
-        error: Error.
-
-    Returns:
-        The line.
-    """
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:199]}…"
-
-
 def _write_description(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
     with replacing(path / "description.json") as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -568,8 +555,17 @@ def find(path: Path) -> Path:
         return path
     steps = all_steps(path / FOLDER)
     if not steps:
-        raise CheckpointError(f"{path} contains no checkpoint: write the folder of a run, such as runs/latest")
+        raise CheckpointError(f"{path} contains no checkpoint{_instead(path)}")
     return path / FOLDER / str(steps[-1])
+
+
+def _instead(path: Path) -> str:
+    """Suggest a folder: the newest run with a checkpoint next to a run that ended before its first one."""
+    if not (path / "config.yaml").exists():
+        return ": write the folder of a run, such as runs/latest"
+    runs = sorted(run for run in path.resolve().parent.iterdir() if all_steps(run / FOLDER))
+    found = f"resume={runs[-1]} has one" if runs else f"repeat it with config={path}/config.yaml"
+    return f", since the run ended before its first one: {found}"
 
 
 def newest_good(run_folder: Path, tell: Tell) -> Path | None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition
+from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition, require_vectorized
 from jaxrl_fast.envs.env import VecEnv, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
@@ -44,6 +44,7 @@ def collect_episodes(policy: Policy, env: VecEnv | HostEnv, *, episodes: int, se
     Raises:
         ValueError: ``episodes`` is not positive, or the environment cannot be copied.
     """
+    require_vectorized(env)
     if episodes < 1:
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     tell_limit(env.spec.max_episode_steps)

@@ -1,6 +1,7 @@
 """Evaluation of policies in whole episodes, compiled or on the host, and statistics of the results."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import cache, partial
 from itertools import count, islice
 from operator import itemgetter
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EpisodeTotals, PyTree, select
+from jaxrl_fast.core import EpisodeTotals, PyTree, require_vectorized, select
 from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.envs.episode_metrics import by_metric, values_of
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
@@ -55,12 +56,12 @@ def tell_limit(limit: int | None, tell: Callable[[str], None] = to_stderr) -> No
         tell(f"evaluation episodes end after {STEP_LIMIT:,} steps: the time limit of {limit:,} is too long for them")
 
 
-def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
+def evaluate_policy(policy: Policy, env: VecEnv | HostEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
     """Evaluate the greedy policy, each episode in a separate initial state.
 
     Args:
         policy: Policy.
-        env: Compiled environment.
+        env: Environment, of which copies are made.
         key: PRNG key.
         episodes: Number of episodes, played in parallel.
 
@@ -73,14 +74,17 @@ def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: in
     return np.asarray(evaluate_episodes(policy, env, key, episodes=episodes).returns)
 
 
-def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int) -> EpisodeTotals:
+def evaluate_episodes(
+    policy: Policy, env: VecEnv | HostEnv, key: jax.Array, *, episodes: int, share: bool = False
+) -> EpisodeTotals:
     """Evaluate the greedy policy as `evaluate_policy`.
 
     Args:
         policy: Policy.
-        env: Compiled environment.
+        env: Environment.
         key: PRNG key.
         episodes: Number of episodes, played in parallel.
+        share: Play in the host environments of ``env``, and make no others.
 
     Returns:
         Returns, lengths, successes and metrics of the episodes, ``[episodes]``.
@@ -90,9 +94,14 @@ def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: 
     """
     if episodes < 1:
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
+    require_vectorized(env)
+    tell_limit(env.spec.max_episode_steps)
+    if isinstance(env, HostEnv):
+        with closing(evaluation_on_host(policy, env, episodes, share=share)) as evaluate:
+            totals = evaluate(jax.tree.map(lambda x: x[None], policy.params), key[None])
+        return jax.tree.map(lambda x: x[0], totals)
     if env.env is None:
         raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
-    tell_limit(env.spec.max_episode_steps)
     run = partial(play, policy.act_arrays, policy.initial_carry, vectorize(env.env, num_envs=episodes))
     return jax.jit(run, compiler_options=acting_options())(policy.params, key)
 

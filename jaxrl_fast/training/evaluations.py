@@ -13,9 +13,10 @@ from jaxrl_fast.envs.env import no_totals
 from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names, load_policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
+from jaxrl_fast.system import one_line
 from jaxrl_fast.training import resuming
 from jaxrl_fast.training.callbacks import Calls, Row
-from jaxrl_fast.training.checkpoints import BESIDE, Checkpointer, one_line
+from jaxrl_fast.training.checkpoints import BESIDE, Checkpointer
 from jaxrl_fast.training.episodes import PeriodicEvaluation, Snapshot, with_untold, without_untold
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.recorder import Recorder

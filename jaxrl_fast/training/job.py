@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import yaml
 
-from jaxrl_fast.core import made_by
+from jaxrl_fast.core import made_by, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
@@ -297,6 +297,7 @@ def make_job(
     Raises:
         ValueError: Arguments contradict each other, or the checkpoint.
     """
+    require_vectorized(env)
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
     if algorithm.needs_data or options.data is not None or options.online_steps:
         algorithm, asked = from_data(algorithm, options, env.spec)

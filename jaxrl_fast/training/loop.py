@@ -4,6 +4,7 @@ A chunk has a fixed size and is compiled once. Its state is donated, and its met
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -135,7 +136,7 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
     Raises:
         NonFiniteError: The first observation is not finite, and ``nan`` is "stop".
     """
-    recorder.compiling()
+    begin_s = time.perf_counter()
     init, run = job.program.ready(job.keys, job.algorithm.hyper, job.store)
     state = init(job.keys, job.algorithm.hyper)
     if job.resumed is not None:
@@ -145,7 +146,7 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
         recorder.go_on_from(job.resumed.progress)
     jax.block_until_ready(state)
     hosts.join()  # otherwise the first chunk's time would include the compilation of other processes
-    recorder.compiled()
+    recorder.compiled(begin_s)
     if job.options.graph.nan == "stop":
         check_start(state, job.graph, job.env)
     return state, run

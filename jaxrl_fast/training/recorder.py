@@ -73,14 +73,10 @@ class Recorder:
         self.best, self.eval_steps = progress.get("best", {}), progress.get("eval_steps", 0)
         self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
-    def compiling(self) -> None:
-        """Start the compile time; call before the programs are traced and compiled."""
-        self.last_s = time.perf_counter()
-
-    def compiled(self) -> None:
-        """Stop the compile time; call directly before the first training step."""
+    def compiled(self, since_s: float) -> None:
+        """Store the compile time since ``since_s`` (`time.perf_counter`); call directly before the first step."""
         now = time.perf_counter()
-        self.compile_s, self.last_s, self.first_step_s = now - self.last_s, now, now
+        self.compile_s, self.last_s, self.first_step_s = now - since_s, now, now
         if self.folder is not None:
             self.folder.status.set(state="training", compile_s=self.compile_s)
 
@@ -138,10 +134,9 @@ class Recorder:
 
     def is_best(self, snapshot: Snapshot, seed: int, score: float) -> bool:
         """Check whether ``score`` of ``seed`` in ``snapshot`` is the highest so far, and store it if so."""
-        if self.best and score <= self.best["return_mean"]:
-            return False
-        self.best = {"env_steps": snapshot.env_steps, "seed": seed, "return_mean": score}
-        return True
+        better = not self.best or score > self.best["return_mean"]
+        self.best = {"env_steps": snapshot.env_steps, "seed": seed, "return_mean": score} if better else self.best
+        return better
 
     def add_fresh_score(self, totals: EpisodeTotals) -> None:
         """Store the result ``[S, episodes]`` of the best policy from initial states not used to select it."""
@@ -270,9 +265,9 @@ def _nonfinite_step(
     seed, tick = min(np.argwhere(steps >= 0).tolist(), key=lambda index: index[1])
     step = (first_tick + tick) * (plan.steps_per_tick // env.num_envs) + int(steps[seed, tick]) + 1
     return NonFiniteError(
-        f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
+        f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of an "
         f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment {sampling}, tick "
-        f"{first_tick + tick}, seed {seed})",
+        f"{first_tick + tick}, seed {seed}): python -m jaxrl_fast.check with its words names which",
         sampling,
         first_tick + tick,
         seed,

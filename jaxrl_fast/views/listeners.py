@@ -9,8 +9,8 @@ import numpy as np
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.program import RunChunk
+from jaxrl_fast.system import one_line
 from jaxrl_fast.training.callbacks import Listeners, Tell
-from jaxrl_fast.training.checkpoints import one_line
 from jaxrl_fast.training.records import FILE
 from jaxrl_fast.training.run_folder import RunFolder, read_columns, scores_of
 from jaxrl_fast.views.graph_picture import draw_run
