@@ -267,7 +267,7 @@ def _nonfinite_step(
     return NonFiniteError(
         f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of an "
         f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment {sampling}, tick "
-        f"{first_tick + tick}, seed {seed}): python -m jaxrl_fast.check with its words names which",
+        f"{first_tick + tick}, seed {seed}): python -m jaxrl_fast.check may show which",
         sampling,
         first_tick + tick,
         seed,
