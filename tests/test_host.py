@@ -132,7 +132,7 @@ def test_learning_evaluates_in_environments_of_its_own_and_resumes_with_fresh_ep
 def test_a_number_that_is_not_finite_names_the_step(tmp_path):
     env = tiny.host_line(discrete=False)
     broken = env._replace(recv=lambda group: (s := env.recv(group))._replace(reward=s.reward + np.float32(np.nan)))
-    with pytest.raises(jf.NonFiniteError, match=r"environment line gave a NaN .* at step 1 of each"):
+    with pytest.raises(jf.NonFiniteError, match=r"environment line gave a NaN .* at step 1 of an environment"):
         jf.learn(broken, algorithm("sac"), total_steps=64, eval_episodes=1)
 
 
