@@ -2,7 +2,8 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from itertools import pairwise, takewhile
@@ -160,6 +161,7 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int
         raise ValueError(f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only")
     given = {key: value for key, value in options.items() if key not in limits}
     given |= {"num_envs": num_envs} if "num_envs" in _parameters(function) else {}
+    _check_takes(name, function, given)
     try:
         made = relaxed(function)(**given)
     except (Exception, SystemExit) as error:
@@ -170,6 +172,19 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int
             "pettingzoo.utils.aec_to_parallel(env), or turn_based_aec_to_parallel(env) for a game of turns"
         )
     return Called(name, function, given, made, next(iter(limits.values()), None))
+
+
+def _check_takes(name: str, function: Callable[..., Any], options: Iterable[str]) -> None:
+    """Refuse an option that the function does not take."""
+    parameters = _parameters(function).values()
+    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    takes = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
+    for option in options:
+        if option not in takes:
+            close = get_close_matches(option, takes, n=1)
+            hint = f"did you mean +env.{close[0]}=...?" if close else f"it takes {', '.join(takes)}"
+            raise ValueError(f"env.make={name} takes no option '{option}': {hint}")
 
 
 def _is_batched(made: Any) -> bool:

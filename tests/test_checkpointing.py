@@ -146,10 +146,13 @@ def test_a_run_that_ended_before_its_first_checkpoint_names_another(tmp_path):
     stopped.mkdir()
     with pytest.raises(files.CheckpointError, match=r"contains no checkpoint: write the folder of a run"):
         find(stopped)
-    (stopped / "config.yaml").touch()
+    (stopped / "config.yaml").write_text("env:\n  name: ant\nalgo:\n  name: ppo\n")
+    save(tmp_path / "3" / "checkpoints", 10)
+    (tmp_path / "3" / "config.yaml").write_text("env:\n  name: hopper\nalgo:\n  name: ppo\n")
     with pytest.raises(files.CheckpointError, match=rf"ended before its first one: repeat it with config={stopped}"):
         find(stopped)
     save(tmp_path / "1" / "checkpoints", 10)
+    (tmp_path / "1" / "config.yaml").write_text("env:\n  name: ant\nalgo:\n  name: sac\n")
     (tmp_path / "latest").symlink_to(stopped)
     with pytest.raises(files.CheckpointError, match=rf"ended before its first one: resume={tmp_path / '1'} has one"):
         find(tmp_path / "latest")

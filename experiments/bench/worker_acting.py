@@ -1,11 +1,13 @@
 """PPO in host environments: ours with workers that act and with central inference, Stable-Baselines3 and SBX, in turn.
 
 ``BENCH_PEERS=<python with stable_baselines3 and sbx> python experiments/bench/worker_acting.py [CartPole-v1 ...]``;
-``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step the environments.
+``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step the environments;
+``Pong`` compares DQN on ALE's Pong.
 
-All sides train with 16 environments x 2048 steps, 10 epochs, minibatches of 64 and networks of 64 x 64 units. A rate is
-of a rollout and its updates, after two that warm up. Every contender is a new process. Results are added to
-experiments/results/bench/worker_acting.json; run it on an otherwise idle machine.
+PPO trains with 16 environments x 2048 steps, 10 epochs, minibatches of 64 and networks of 64 x 64 units, DQN with 8
+environments x 4 steps, then 8 updates of 32, and the network of Mnih et al. (2015). A rate is of a rollout and its
+updates, for Pong of `PONG_STEPS` steps with theirs, after two that warm up. Every contender is a new process. Results
+are added to experiments/results/bench/worker_acting.json; run it on an otherwise idle machine.
 """
 
 import json
@@ -25,6 +27,7 @@ PEERS = os.environ.get("BENCH_PEERS", str(HERE.parent.parent / ".venv-peers-host
 NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 2048, 10, 64
 STEPS = NUM_ENVS * LENGTH
 WARM, REPEATS = 2, 3
+PONG, PONG_STEPS, PONG_ENVS = "Pong", 1_024, 8
 SIDES = {"ours, workers act": "worker", "ours, central": "host", "SBX": "sbx", "Stable-Baselines3": "sb3"}
 
 
@@ -33,16 +36,22 @@ def ours(bridge: str, id: str) -> float:
     import jaxrl_fast as jf
 
     jf.setup(cpu_devices=1)
-    env = jf.make_env("gymnasium", id=id, num_envs=NUM_ENVS, pool={"bridge": bridge})
-    sizes = dict(rollout_length=LENGTH, num_epochs=EPOCHS, num_minibatches=STEPS // MINIBATCH)
-    algorithm = jf.ppo(policy_hidden=(64, 64), value_hidden=(64, 64), **sizes)
+    steps = steps_of(id)
+    if id == PONG:
+        env = jf.make_env("atari", id=id, num_envs=PONG_ENVS, sticky=False, pool={"bridge": bridge})
+        sizes = dict(rollout_length=4, updates_per_tick=8, batch_size=32, buffer_size=10_000, warmup_steps=512)
+        algorithm = jf.dqn(learning_rate=1e-4, cnn="nature", q_hidden=(512,), double=False, **sizes)
+    else:
+        env = jf.make_env("gymnasium", id=id, num_envs=NUM_ENVS, pool={"bridge": bridge})
+        sizes = dict(rollout_length=LENGTH, num_epochs=EPOCHS, num_minibatches=STEPS // MINIBATCH)
+        algorithm = jf.ppo(policy_hidden=(64, 64), value_hidden=(64, 64), **sizes)
     ends: dict[str, list[float]] = {"train": [], "eval": []}
 
     def note(row: dict[str, Any]) -> None:
         ends.setdefault(row["kind"], []).append(time.perf_counter())
 
-    total = (WARM + 1) * STEPS
-    how: dict[str, Any] = dict(eval_every=STEPS, eval_episodes=1, eval_beside=False)
+    total = (WARM + 1) * steps
+    how: dict[str, Any] = dict(eval_every=steps, eval_episodes=1, eval_beside=False)
     jf.learn(env, algorithm, total_steps=total, on_metrics=note, **how)
     env.close()
     return ends["train"][-1] - ends["eval"][-2]
@@ -52,15 +61,30 @@ def peer(library: str, id: str) -> float:
     """Return the same of a rival."""
     from importlib import import_module
 
-    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack
 
-    module = import_module({"sb3": "stable_baselines3", "sbx": "sbx"}[library])
-    sizes = dict(n_steps=LENGTH, n_epochs=EPOCHS, batch_size=MINIBATCH)
-    model = module.PPO("MlpPolicy", make_vec_env(id, n_envs=NUM_ENVS, seed=0), seed=0, verbose=0, **sizes)
-    model.learn(STEPS)
+    module, steps = import_module({"sb3": "stable_baselines3", "sbx": "sbx"}[library]), steps_of(id)
+    if id == PONG:
+        import ale_py
+        import gymnasium
+
+        gymnasium.register_envs(ale_py)
+        env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=PONG_ENVS, seed=0), n_stack=4)
+        sizes = dict(train_freq=4, gradient_steps=8, batch_size=32, buffer_size=10_000, learning_starts=512)
+        model = module.DQN("CnnPolicy", env, learning_rate=1e-4, seed=0, verbose=0, **sizes)
+    else:
+        sizes = dict(n_steps=LENGTH, n_epochs=EPOCHS, batch_size=MINIBATCH)
+        model = module.PPO("MlpPolicy", make_vec_env(id, n_envs=NUM_ENVS, seed=0), seed=0, verbose=0, **sizes)
+    model.learn(steps)
     began = time.perf_counter()
-    model.learn(STEPS, reset_num_timesteps=False)
+    model.learn(steps, reset_num_timesteps=False)
     return time.perf_counter() - began
+
+
+def steps_of(id: str) -> int:
+    """Return the environment steps of a measurement."""
+    return PONG_STEPS if id == PONG else STEPS
 
 
 def rollouts_s(id: str, num_envs: int) -> float:
@@ -141,7 +165,7 @@ def measure(id: str) -> None:
         for name, how in SIDES.items():
             python = sys.executable if name.startswith("ours") else PEERS
             runs[name].append(once(python, "worker_acting.py", how, id)["seconds"])
-            print(id, name, f"{STEPS / runs[name][-1]:.0f} steps/s", flush=True)
+            print(id, name, f"{steps_of(id) / runs[name][-1]:.0f} steps/s", flush=True)
     document[id] = {"seconds": runs, "machine": machine(), "versions": versions(), "commit": commit()}
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
     write_page(document)
@@ -154,7 +178,7 @@ def write_page(document: dict[str, Any]) -> None:
     lines = ["| environment | side | steps/s | by Stable-Baselines3 | by SBX |", "|---|---|---|---|---|"]
     for id, row in document.items():
         for name, seconds in row["seconds"].items():
-            rates = [STEPS / s for s in seconds]
+            rates = [steps_of(id) / s for s in seconds]
             cells = [id, name, f"{statistics.median(rates):,.0f} [{min(rates):,.0f}, {max(rates):,.0f}]"]
             for rival in ("Stable-Baselines3", "SBX"):
                 ratios = [theirs / mine for mine, theirs in zip(seconds, row["seconds"][rival], strict=True)]

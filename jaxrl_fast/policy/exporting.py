@@ -330,10 +330,7 @@ def fast(policy: Policy) -> Callable[..., Any]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    try:
-        content = _write_onnx(policy)
-    except ValueError as error:
-        raise ValueError(f"{str(error).partition(': use formats')[0]}: call the policy itself") from None
+    content = _write_onnx(policy, otherwise="call the policy itself")
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     adapter, params, memory = policy.adapter, policy.params, memory_of(policy.initial_carry(1))
     parts = adapter.parts(params)
@@ -392,10 +389,13 @@ def _load_jax(content: bytes) -> ActOnBatch:
     )
 
 
-def _write_onnx(policy: Policy) -> bytes:
+def _write_onnx(policy: Policy, *, otherwise: str = "use formats=jax") -> bytes:
     made_with = {"jaxrl_fast": __version__, "jax": jax.__version__}
     function, arguments, inputs, outputs = signature(policy)
-    return to_onnx(function, arguments, list(inputs), outputs, describe(policy) | made_with)
+    try:
+        return to_onnx(function, arguments, list(inputs), outputs, describe(policy) | made_with)
+    except ValueError as error:
+        raise ValueError(f"{error}: {otherwise}") from None
 
 
 def _load_onnx(content: bytes) -> ActOnBatch:

@@ -129,7 +129,7 @@ def _equation(graph: OnnxGraph, eqn: Any, values: list[Value]) -> Sequence[Value
 
 
 def _unknown(eqn: Any) -> ValueError:
-    return ValueError(f"the ONNX export does not support '{eqn.primitive.name}' of this policy: use formats=jax")
+    return ValueError(f"the ONNX export does not support '{eqn.primitive.name}' of this policy")
 
 
 def _emit(graph: OnnxGraph, op: str, *values: Value, **attributes: Any) -> str:

@@ -218,12 +218,29 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
         leaves: list[Any] = [found.get(name) for name in wanted]
     except Exception as error:  # errors of msgpack and flax on damaged bytes vary
         raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
-    shapes = [(leaf.shape, leaf.dtype) for leaf in wanted.values()]
-    if [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves] != shapes or set(found) != set(wanted):
-        owner = "they are of different runs" if algorithm is None else "the algorithm has other networks than then"
-        raise ValueError(f"{folder}/params.msgpack does not match {folder}/policy.json: {owner}")
+    if difference := _difference(found, wanted):
+        owner = "they are of different runs" if algorithm is None else _other_networks(algorithm)
+        raise ValueError(f"{folder}/params.msgpack does not match {folder}/policy.json: {difference}: {owner}")
     params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
     return make_policy(spec, acting, params, made_by)
+
+
+def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Describe the first array that differs in name, shape or type between a file and the networks."""
+    for name in dict.fromkeys([*wanted, *found]):
+        there, here = (
+            f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else "missing"
+            for x in (found.get(name), wanted.get(name))
+        )
+        if there != here or there == "missing":
+            return f"{name} is {there} in the file, {here} in the networks"
+    return ""
+
+
+def _other_networks(algorithm: OwnAlgorithm) -> str:
+    if isinstance(algorithm, Algorithm):
+        return "the algorithm has other networks than then: pass its factory, which gets the options of the run"
+    return "the factory makes other networks than then"
 
 
 def built_again(spec: EnvSpec, made_by: dict[str, Any], algorithm: OwnAlgorithm = None) -> tuple[Agent, View | None]:

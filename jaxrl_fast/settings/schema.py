@@ -421,7 +421,10 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """
     names = {k.lower(): k for k in allowed}
     close = [k for low, k in names.items() if low.rpartition(".")[2] == word.lower().rpartition(".")[2]]
-    close = close or [names[low] for low in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.65)]
+    similar = {low: difflib.SequenceMatcher(None, low, word.lower()).ratio() for low in names}
+    best = max(similar.values(), default=0.0)
+    least = max(0.65, best - 0.1)
+    close = close or [names[low] for low in sorted(similar, key=similar.__getitem__)[::-1] if similar[low] >= least]
     return f"did you mean {' or '.join(close)}?" if close else f"write one of {', '.join(names.values())}"
 
 

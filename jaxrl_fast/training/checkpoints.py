@@ -528,9 +528,7 @@ def remove_stale(folder: Path, after: int | None = None) -> None:
         folder: Folder of the checkpoints.
         after: Remove checkpoints after this number of environment steps; None removes none.
     """
-    for path in folder.glob("*.unfinished"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in [*folder.glob("*.rubbish"), *folder.glob("*/*.rubbish")]:
+    for path in [*folder.glob("*.unfinished"), *folder.glob("*.rubbish"), *folder.glob("*/*.rubbish")]:
         shutil.rmtree(path, ignore_errors=True)
     for steps in all_steps(folder):
         if after is not None and steps > after:
@@ -560,10 +558,13 @@ def find(path: Path) -> Path:
 
 
 def _instead(path: Path) -> str:
-    """Suggest a folder: the newest run with a checkpoint next to a run that ended before its first one."""
-    if not (path / "config.yaml").exists():
+    """Suggest the newest run of the same environment with a checkpoint, next to a run that ended before its first."""
+    config = path.resolve() / "config.yaml"
+    if not config.exists():
         return ": write the folder of a run, such as runs/latest"
-    runs = sorted(run for run in path.resolve().parent.iterdir() if all_steps(run / FOLDER))
+    env = "".join(config.read_text(encoding="utf-8").partition("\nalgo:")[:2])
+    same = [one.parent for one in path.resolve().parent.glob("*/config.yaml") if one.read_text("utf-8").startswith(env)]
+    runs = sorted(run for run in same if all_steps(run / FOLDER))
     found = f"resume={runs[-1]} has one" if runs else f"repeat it with config={path}/config.yaml"
     return f", since the run ended before its first one: {found}"
 
