@@ -2,17 +2,20 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_fast.core import require_32_bits
 from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.adapter_utils import layers_of, relaxed
-from jaxrl_fast.envs.env import A_COUNT, Env, is_count
-from jaxrl_fast.envs.env_checks import check_start
+from jaxrl_fast.envs.env import A_COUNT, Env, VecEnv, is_count
+from jaxrl_fast.envs.env import vectorize as copies_of
+from jaxrl_fast.envs.env_checks import check_shapes, check_start
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.system import fault_of, import_function
 
@@ -150,6 +153,44 @@ def _simulator(called: Called, num_envs: int, num_seeds: int, pool: dict[str, An
     return from_batched.make_host(again, called.made, name=called.name, num_envs=num_envs, num_seeds=num_seeds)
 
 
+def vectorize(env: Env, *, num_envs: int) -> VecEnv:
+    """Run copies of a single environment as a `VecEnv`, after a check of its shapes and dtypes.
+
+    Args:
+        env: Single environment.
+        num_envs: Number of copies.
+
+    Returns:
+        The vectorized environment.
+
+    Raises:
+        ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole number, or ``env`` is
+            not an `Env` or breaks one of its rules.
+    """
+    require_32_bits()
+    if isinstance(env, VecEnv | HostEnv):
+        raise ValueError("env is vectorized already: give it to jaxrl_fast.learn as it is")
+    if not isinstance(env, Env):
+        name = getattr(env, "__name__", type(env).__name__)
+        how = f'write jaxrl_fast.make_env("custom", make={name}, num_envs={num_envs}), with a class or function {name}'
+        raise ValueError(f"env={name} is not a jaxrl_fast.Env: {how} that makes one environment")
+    name = getattr(env.spec, "name", "env")
+    with _rules(name):
+        check_shapes(env, name)
+    return copies_of(env, num_envs=num_envs)
+
+
+@contextmanager
+def _rules(what: str) -> Iterator[None]:
+    """Raise errors as `RuleBroken` in one line; ``what`` is the environment, whose functions are called."""
+    try:
+        yield
+    except ValueError as error:
+        raise RuleBroken(_one_line(error)) from error
+    except Exception as error:  # raised in the environment, which is called to infer its shapes
+        raise RuleBroken(f"{what} failed: {fault_of(error)}") from error
+
+
 def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int = 1) -> Called:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
     function = import_function(make, "env.make") if isinstance(make, str) else make
@@ -219,15 +260,10 @@ def _is_parallel(made: Any) -> bool:
 
 
 def _compiled(called: Called) -> Env:
-    try:
+    with _rules(f"env.make={called.name}: the {type(called.made).__name__} that it returned"):
         env = as_env(called.made, name=called.name, episode_length=called.episode_length)
         check_start(env, f"env.make={called.name}")
         return env
-    except ValueError as error:
-        raise RuleBroken(_one_line(error)) from error
-    except Exception as error:  # raised in the environment, which is called to infer its shapes
-        what = f"env.make={called.name}: the {type(called.made).__name__} that it returned"
-        raise RuleBroken(f"{what} failed: {fault_of(error)}") from error
 
 
 def _limited(env: Env, episode_length: int | None) -> Env:

@@ -268,8 +268,8 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
             raises it for metrics that the spec does not declare.
     """
     require_32_bits()
-    if num_envs < 1:
-        raise ValueError(f"num_envs={num_envs}: at least one environment is needed, for example num_envs=64")
+    if not is_count(num_envs):
+        raise ValueError(f"num_envs={num_envs!r}: at least one environment is needed, for example num_envs=64")
     limit = env.spec.max_episode_steps
     for what, steps in (("max_episode_steps", limit), ("shortest_episode", env.shortest_episode)):
         if not (is_count(steps) or (steps is None and what == "max_episode_steps")):

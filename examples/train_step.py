@@ -1,7 +1,7 @@
 """Write a training loop: ``python examples/train_step.py``.
 
 ``make_train_step`` returns two pure functions. This loop jits the step, donates the state, and prints the mean return
-of finished episodes. It stops as soon as CartPole is solved.
+of finished episodes. It stops as soon as CartPole is solved, and evaluates the policy of the last state.
 """
 
 import time
@@ -31,6 +31,8 @@ def main(num_envs: int = 32, ticks: int = 96, rollout_length: int = 64) -> float
             print(f"{tick * steps_per_tick:7,} steps {seconds:5.1f} s  {'#' * round(last / 10):<50} {last:5.0f}")
         if last >= SOLVED:
             break
+    returns = jf.evaluate_policy(jf.trained_policy(env, algo, state), env, jax.random.key(1), episodes=64)
+    print(f"greedy return {returns.mean():.0f}")
     return last
 
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from jaxrl_fast.algorithms.td3_bc import td3_bc
     from jaxrl_fast.api import Result, learn, make_env, make_train_step
     from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
-    from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+    from jaxrl_fast.envs.custom import vectorize
+    from jaxrl_fast.envs.env import Env, VecEnv
     from jaxrl_fast.envs.env_checks import check_env
     from jaxrl_fast.envs.host_env import HostEnv, HostStep
     from jaxrl_fast.learning.algorithm import Agent, Algorithm
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.training.checkpoints import CheckpointError
     from jaxrl_fast.training.collecting import collect_episodes
     from jaxrl_fast.training.episodes import evaluate_policy
+    from jaxrl_fast.training.own_loop import load_state, save_state, trained_policy
     from jaxrl_fast.training.recorder import NonFiniteError
 
 _PUBLIC = {
@@ -60,7 +62,8 @@ _PUBLIC = {
     " td3_bc",
     "api": "Result learn make_env make_train_step",
     "core": "Box Discrete EnvSpec Timestep Transition __version__",
-    "envs.env": "Env VecEnv vectorize",
+    "envs.custom": "vectorize",
+    "envs.env": "Env VecEnv",
     "envs.env_checks": "check_env",
     "envs.host_env": "HostEnv HostStep",
     "learning.algorithm": "Agent Algorithm",
@@ -75,6 +78,7 @@ _PUBLIC = {
     "training.checkpoints": "CheckpointError",
     "training.collecting": "collect_episodes",
     "training.episodes": "evaluate_policy",
+    "training.own_loop": "load_state save_state trained_policy",
     "training.recorder": "NonFiniteError",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_fast import envs
-from jaxrl_fast.core import Log, require_devices
+from jaxrl_fast.core import Log, require_devices, require_key, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
@@ -48,6 +48,7 @@ from jaxrl_fast.training.callbacks import (
 from jaxrl_fast.training.episodes import Evaluate
 from jaxrl_fast.training.job import Job, JobOptions, make_job
 from jaxrl_fast.training.loop import Trained, run_job
+from jaxrl_fast.training.own_loop import check_hyper, check_state
 from jaxrl_fast.training.run_folder import locked
 from jaxrl_fast.views.listeners import make_listeners
 from jaxrl_fast.views.notebook import live_plot, result_html
@@ -276,16 +277,21 @@ def make_train_step(
         sampling, then updates.
 
     Raises:
-        ValueError: The algorithm does not support the environment.
+        ValueError: The algorithm does not support the environment. Both functions raise it for arguments of another
+            kind.
     """
     require_devices()
+    require_vectorized(env, algorithm)
     vec_env = make_bridge(env).env if isinstance(env, HostEnv) else env
     graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps, shards=shards))
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
+        require_key(key)
+        check_hyper(hyper, algorithm.hyper, has_end=total_steps is not None)
         return init_graph(graph, key, hyper)
 
     def train_step(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        check_state(state)
         return tick_graph(graph, state)
 
     return init, train_step

@@ -384,27 +384,61 @@ X64 = 'jaxrl_fast computes in 32 bits, and jax_enable_x64 is on: write jax.confi
 NO_DEVICE = "JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver"
 
 
-def require_vectorized(env: Any) -> None:
-    """Check that an environment was made for training and evaluation.
+def require_vectorized(env: Any, *algorithms: Any) -> None:
+    """Check that an environment was made for training and evaluation, and that algorithms are algorithms.
 
     Args:
         env: Environment of a caller, which should be a `VecEnv` or a `HostEnv`.
+        *algorithms: Algorithm of the caller, if it takes one.
 
     Raises:
         ValueError: It is a single environment, or something else.
     """
-    if not isinstance(getattr(env, "spec", None), EnvSpec) or not hasattr(env, "num_envs"):
-        raise _not_vectorized(env)
+    vectorized = isinstance(getattr(env, "spec", None), EnvSpec) and hasattr(env, "num_envs")
+    if not vectorized or not all(hasattr(one, "needs_data") for one in algorithms):
+        raise _not_an_algorithm(algorithms[0]) if vectorized else _not_vectorized(env)
+
+
+def _not_an_algorithm(value: Any) -> ValueError:
+    name = getattr(value, "__name__", None)
+    if isinstance(value, str):
+        return ValueError(f"algorithm={value!r} is a name: write jaxrl_fast.{value}()")
+    if name is not None:
+        return ValueError(f"algorithm={name} is a function: write {name}(), which makes the algorithm")
+    return ValueError(f"algorithm is a {type(value).__name__}: write for example jaxrl_fast.ppo()")
 
 
 def _not_vectorized(env: Any) -> ValueError:
+    if hasattr(env, "needs_data"):
+        return ValueError("env is an algorithm: write the environment first, then the algorithm")
     if isinstance(env, str):
         return ValueError(f"env={env!r} is a name: write jaxrl_fast.make_env({env!r}, num_envs=64)")
     if isinstance(getattr(env, "spec", None), EnvSpec):
         return ValueError("env is a single environment: write jaxrl_fast.vectorize(env, num_envs=64)")
+    if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
+        return ValueError(
+            "env is a vectorized environment of Gymnasium: give jaxrl_fast.make_env what makes a single one"
+        )
     name = getattr(env, "__name__", type(env).__name__)
     how = f'jaxrl_fast.make_env("custom", make={name}, num_envs=4), with a class or function {name} that makes one'
     return ValueError(f"env={name} is not made by jaxrl_fast: write {how}")
+
+
+def require_key(key: Any) -> None:
+    """Check that an argument is one random key.
+
+    Args:
+        key: Argument.
+
+    Raises:
+        ValueError: It is something else, or several keys.
+    """
+    dtype, shape = getattr(key, "dtype", None), np.shape(key)
+    typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if typed and shape:
+        raise ValueError(f"key has the shape {list(shape)}: write one key, or map over several by jax.vmap")
+    if not typed and (dtype, shape) != (np.uint32, (2,)):  # the older form of a key
+        raise ValueError(f"key={key!r} is not a random key: write jax.random.key(0)")
 
 
 def require_devices() -> None:

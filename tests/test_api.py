@@ -567,6 +567,107 @@ def test_an_environment_that_is_not_vectorized_is_refused_with_what_to_write(mak
             call()
 
 
+STEP = jf.ppo(rollout_length=8, num_epochs=1, num_minibatches=1)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Environment, ``init``, jitted ``train_step`` and a state after three ticks."""
+    env = jf.make_env("cartpole", num_envs=4)
+    init, train_step = jf.make_train_step(env, STEP)
+    state, compiled = init(jax.random.key(0)), jax.jit(train_step)
+    for _ in range(3):
+        state, _ = compiled(state)
+    return env, init, compiled, state
+
+
+def test_a_loop_of_ones_own_goes_on_from_a_file_to_the_bit(step, tmp_path):
+    _, init, train_step, state = step
+    jf.save_state(tmp_path / "state.npz", state)
+    again = jf.load_state(tmp_path / "state.npz", init(jax.random.key(7)))
+    for one, other in zip(*(jax.tree.leaves(train_step(s)[0]) for s in (state, again)), strict=True):
+        assert (one == other).all()
+
+
+def test_a_loop_of_ones_own_has_the_policy_that_learn_returns(step):
+    env, _, _, state = step
+    key = jax.random.split(jax.random.key(0), 1)[0]  # as the first seed of a run
+    init, train_step = jf.make_train_step(env, STEP)
+    state = jax.lax.fori_loop(0, 3, lambda _, state: train_step(state)[0], init(key))
+    own = jf.trained_policy(env, STEP, state)
+    learned = jf.learn(env, STEP, total_steps=96, seed=0, eval_every=0).policy
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own.params, learned.params)
+    assert own.made_by == learned.made_by
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda s, init: init(0), "key=0 is not a random key: write jax.random.key(0)"),
+        (lambda s, init: init(jax.random.split(s.key, 3)), "key has the shape [3]: write one key, or map"),
+        (lambda s, init: init(s.key, {"learning_rate": 1.0}), "hyper is a dict: write algorithm.hyper._replace("),
+        (lambda s, init: init(s.key, jf.dqn().hyper), "hyper is a DqnHyper: write algorithm.hyper._replace("),
+        (
+            lambda s, init: init(s.key, STEP.hyper._replace(learning_rate=jf.Linear(0.0, 1.0))),
+            "learning_rate of hyper is a schedule: write make_train_step(..., total_steps=...)",
+        ),
+        (
+            lambda s, init: init(s.key, STEP.hyper._replace(learning_rate=np.ones(3))),
+            "learning_rate of hyper has the shape [3]: write jax.vmap(init)",
+        ),
+        (lambda s, init: init(s.key, STEP.hyper._replace(learning_rate="x")), "learning_rate='x' of hyper: write a"),
+        (lambda s, init: jf.save_state("no.npz", None), "state is a NoneType: write the state that init(key)"),
+        (lambda s, init: jf.load_state(__file__, s), "test_api.py is not a file of save_state"),
+        (
+            lambda s, init: jf.trained_policy(jf.make_env("cartpole", num_envs=4), jf.dqn(), s),
+            "the state is not of dqn: it has no 'q'",
+        ),
+        (
+            lambda s, init: jf.trained_policy(
+                jf.make_env("cartpole", num_envs=4), STEP, jax.vmap(init)(jax.random.split(s.key, 2))
+            ),
+            "the state is of several seeds: write jax.tree.map(lambda x: x[seed], state)",
+        ),
+    ],
+)
+def test_wrong_arguments_of_a_loop_of_ones_own_are_named(call, line, step):
+    with pytest.raises(ValueError, match=re.escape(line)):
+        call(step[-1], step[1])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line"),
+    [
+        ("ppo", "algorithm='ppo' is a name: write jaxrl_fast.ppo()"),
+        (jf.ppo, "algorithm=ppo is a function: write ppo(), which makes the algorithm"),
+        (None, "algorithm is a NoneType: write for example jaxrl_fast.ppo()"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_with_what_to_write(algorithm, line):
+    env = jf.make_env("cartpole", num_envs=4)
+    calls = (
+        lambda: jf.learn(env, algorithm, total_steps=64),
+        lambda: jf.make_train_step(env, algorithm),
+        lambda: jf.train_population(env, algorithm, total_steps=64, rates={"learning_rate": "log:1e-4:1e-2"}),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=re.escape(line)):
+            call()
+    with pytest.raises(ValueError, match="env is an algorithm: write the environment first"):
+        jf.learn(jf.ppo(), env, total_steps=64)
+
+
+def test_a_policy_is_refused_where_it_cannot_act(saved):
+    policy, env = saved[1].policy, jf.make_env("acrobot", num_envs=2)
+    with pytest.raises(ValueError, match="whose observations or actions have other shapes than those in Acrobot-v1"):
+        jf.evaluate_policy(policy, env, jax.random.key(0), episodes=2)
+    for given, how in ((saved[1], "write result.policy"), ("runs/latest", r"write a policy, such as .*load_policy")):
+        with pytest.raises(ValueError, match=how):
+            jf.evaluate_policy(given, env, jax.random.key(0))
+        with pytest.raises(ValueError, match=how):
+            jf.save_policy(given, "no")
+
+
 def test_a_policy_is_evaluated_in_environments_on_the_host():
     env = jf.make_env("custom", make=Pole, num_envs=2, pool={"workers": 0})
     policy = jf.learn(env, jf.ppo(rollout_length=8, num_minibatches=1), total_steps=32, eval_every=0).policy

@@ -2,8 +2,12 @@
 and exit code 2.
 """
 
+import re
+
 import pytest
 from many_commands import Commands, Ended, everything, refusal
+
+import jaxrl_fast as jf
 
 ENVS = """
 import jax, jax.numpy as jnp, numpy as np, jaxrl_fast as jf
@@ -205,6 +209,35 @@ def test_a_bad_environment(answers, made: str, expected: str):
     assert expected in refusal(answers[made])
 
 
+BEFORE = "returned", "reset gives a NaN", "env.make"
+"""Lines about what only ``env.make`` returns, or about numbers, which `jaxrl_fast.vectorize` does not compute."""
+
+
+@pytest.mark.parametrize(("made", "expected"), [one for one in MADE if not one[1].startswith(BEFORE)])
+def test_vectorize_refuses_what_the_command_refuses(made: str, expected: str):
+    scope: dict = {}
+    exec(ENVS, scope)
+    env = eval(made, scope)
+    with pytest.raises(ValueError, match=re.escape(expected)) as refused:
+        jf.vectorize(env, num_envs=2)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ("env", 'env=env is not a jaxrl_fast.Env: write jaxrl_fast.make_env("custom", make=env, num_envs=2)'),
+        ("jf.vectorize(env(), num_envs=2)", "env is vectorized already"),
+        ("Gymnax()", "env=Gymnax is not a jaxrl_fast.Env"),
+    ],
+)
+def test_vectorize_refuses_what_is_no_env(made: str, expected: str):
+    scope: dict = {}
+    exec(ENVS, scope)
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        jf.vectorize(eval(made, scope), num_envs=2)
+
+
 USERS = """import gymnasium, jax, jax.numpy as jnp, numpy as np, jaxrl_fast as jf
 
 class Robot(gymnasium.Env):
@@ -219,6 +252,25 @@ class Robot(gymnasium.Env):
 
     def sense(self):
         return {}["lidar"]
+
+class Burnt(Robot):
+    def sense(self):
+        raise RuntimeError("motor\\nburnt")
+
+class Leaves(Robot):
+    def sense(self):
+        raise SystemExit("bye")
+
+class Text(Robot):
+    reward = "1"
+    def sense(self):
+        return np.zeros(2, np.float32), self.reward, False, False, {}
+
+class Nothing(Text):
+    reward = None
+
+class Row(Text):
+    reward = np.ones(1)
 
 def traced(state, action, key):
     return state if state[0] > 0 else state + 1
@@ -241,13 +293,23 @@ def test_an_error_in_a_users_code_is_named_with_file_and_line(commands, tmp_path
     asked = {(f"env=custom env.make={name}.make"): (name, *place) for name, place in places.items()}
     asked |= {(f"env=gymnasium env.id={name}:Env-v0"): (name, *place) for name, place in places.items()}
     asked["env=custom env.make=users.Robot"] = ("users", "KeyError: 'lidar'", 14)
-    asked["env=custom env.make=users.compiled"] = ("users", "step failed: TracerBoolConversionError", 17)
+    asked["env=custom env.make=users.Burnt"] = ("users", "RuntimeError: motor burnt", 18)
+    asked["env=custom env.make=users.Leaves"] = ("users", "SystemExit: bye", 22)
+    asked["env=custom env.make=users.compiled"] = ("users", "step failed: TracerBoolConversionError", 36)
     lines = [["train", *words.split(), "algo=ppo", "total_steps=1000"] for words in asked]
     ended = commands.run_all(tmp_path, lines)
     for (name, error, number), answer in zip(asked.values(), ended, strict=True):
         line = refusal(answer)
         assert error in line and f"{tmp_path / name}.py, line {number}" in line, line
         assert line.endswith("; HYDRA_FULL_ERROR=1 prints the traceback\n")
+
+
+def test_a_reward_that_is_not_a_number_is_named_before_training(commands, tmp_path):
+    (tmp_path / "users.py").write_text(USERS)
+    rewards = {"Text": "'1'", "Nothing": "None", "Row": "array([1.])"}
+    lines = [["train", "env=custom", f"env.make=users.{name}", "algo=ppo", "total_steps=1000"] for name in rewards]
+    for (name, reward), answer in zip(rewards.items(), commands.run_all(tmp_path, lines), strict=True):
+        assert f"users.{name}: step returns the reward {reward}: write one number, such as float(" in refusal(answer)
 
 
 def test_the_traceback_on_request(commands, tmp_path):

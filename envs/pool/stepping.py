@@ -158,7 +158,7 @@ def make_one(make: MakeGymnasium, name: str) -> gymnasium.Env:
         return make()
     except ModuleNotFoundError as error:
         raise ValueError(f"{name} needs the package '{error.name}': pip install {error.name}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{name} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
@@ -242,8 +242,10 @@ def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec, *, always: bool = Fa
         number = len(result) if isinstance(result, tuple) else 1
         if number != 5:
             raise ValueError(f"{name}: step returns {number} values: {NEW_STEP}")
+        if not is_reward(result[1]):
+            raise ValueError(f"{name}: step returns the reward {result[1]!r}: write one number, such as float(reward)")
         return result[4] if isinstance(result[4], dict) else {}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = str(error)
         if "(expected 5, got " in said:  # in a wrapper of Gymnasium
             number = int(said.rpartition("got ")[2].rstrip(") "))
@@ -253,6 +255,22 @@ def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec, *, always: bool = Fa
         if said.startswith(name):
             raise
         return {}
+
+
+def is_reward(reward: Any) -> bool:
+    """Check whether a reward is one number.
+
+    Args:
+        reward: Reward of a step.
+
+    Returns:
+        True for a number of Python, NumPy or another package, and for an array without axes.
+    """
+    try:
+        array = np.asarray(reward)
+    except Exception:  # of another package's type
+        return False
+    return array.ndim == 0 and bool(np.issubdtype(array.dtype, np.number) or array.dtype == bool)
 
 
 OLD_RESET = "reset must be reset(self, *, seed=None, options=None) and return (obs, info), as in Gymnasium"
@@ -557,7 +575,7 @@ def describe_failure(error: BaseException, name: str, index: int, where: str) ->
     """
     if isinstance(error, SpaceError):
         return PoolError(f"environment {index} of {name}: {error} ({where})")
-    what, place = traceback.format_exception_only(error)[-1].strip(), place_of(error)
+    what, place = " ".join(traceback.format_exception_only(error)[-1].split()), place_of(error)
     lines = "".join(traceback.format_exception(error)).rstrip()
     at = "" if place is None else f" in {place}"
     return PoolError(f"environment {index} of {name} raised {what} ({where}){at}. Its traceback:\n{lines}")

@@ -68,7 +68,7 @@ def factory_of(name: str) -> Callable[..., Algorithm]:
     return ALGORITHMS[name] if name in ALGORITHMS else import_function(name, "algo.make")
 
 
-def make_named(name: str, **options: Any) -> Algorithm:
+def make_named(name: str, /, **options: Any) -> Algorithm:
     """Make an algorithm by name.
 
     Args:

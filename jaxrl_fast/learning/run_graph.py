@@ -303,7 +303,7 @@ def build_graph(
     Raises:
         ValueError: As `bind` or `graph_of`.
     """
-    require_vectorized(env)
+    require_vectorized(env, algorithm)
     agent = bind(algorithm, env.spec, env.num_envs, options.shards)
     return graph_of(env, algorithm, agent, options), agent
 

@@ -17,7 +17,7 @@ from jax.tree_util import keystr
 
 from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, require_devices
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, action_shape, require_devices
 from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
@@ -148,6 +148,31 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
     return Policy(params, act, initial_carry, spec, made_by, act_arrays)
 
 
+def require_policy(policy: Any, spec: EnvSpec | None = None) -> None:
+    """Check that an argument is a policy, and one for an environment.
+
+    Args:
+        policy: Argument.
+        spec: Environment in which it is to act, if there is one.
+
+    Raises:
+        ValueError: It is something else, or reads other observations or gives other actions.
+    """
+    if not isinstance(policy, Policy):
+        raise _no_policy(policy)
+    if spec is not None and _interface(policy.spec) != _interface(spec):
+        raise ValueError(
+            f"the policy was trained on {policy.spec.name}, whose observations or actions have other shapes than those "
+            f"in {spec.name}: use an environment as in its training"
+        )
+
+
+def _interface(spec: EnvSpec) -> tuple[Any, ...]:
+    paths = jax.tree_util.tree_leaves_with_path(spec.obs)
+    sizes = np.asarray(getattr(spec.action, "num_actions", getattr(spec.action, "sizes", ()))).tolist()
+    return [(keystr(path), x.shape, x.dtype) for path, x in paths], type(spec.action), action_shape(spec), sizes
+
+
 def save_policy(policy: Policy, folder: str | Path) -> None:
     """Write ``policy.json`` (the description) and ``params.msgpack`` (the arrays; no code).
 
@@ -158,16 +183,27 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
         folder: Folder, created if missing.
 
     Raises:
-        ValueError: It is the policy of one of several agents.
+        ValueError: It is not a policy, or one of several agents.
     """
-    if AGENT in policy.made_by:
-        raise ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the joint policy")
+    if not isinstance(policy, Policy) or AGENT in policy.made_by:
+        raise _not_saved(policy)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
     replace_file(folder / "params.msgpack", params)
     replace_file(folder / "policy.json", f"{json.dumps(description, indent=2, default=path_of)}\n")
+
+
+def _no_policy(value: Any) -> ValueError:
+    how = "result.policy" if hasattr(value, "policy") else "a policy, such as jaxrl_fast.load_policy(path)"
+    return ValueError(f"policy is a {type(value).__name__}: write {how}")
+
+
+def _not_saved(policy: Any) -> ValueError:
+    if not isinstance(policy, Policy):
+        return _no_policy(policy)
+    return ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the joint policy")
 
 
 OwnAlgorithm = Algorithm | Callable[..., Algorithm] | None
@@ -227,11 +263,12 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
 
 def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Describe the first array that differs in name, shape or type between a file and the networks."""
+
+    def described(array: Any) -> str:
+        return f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else "missing"
+
     for name in dict.fromkeys([*wanted, *found]):
-        there, here = (
-            f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else "missing"
-            for x in (found.get(name), wanted.get(name))
-        )
+        there, here = described(found.get(name)), described(wanted.get(name))
         if there != here or there == "missing":
             return f"{name} is {there} in the file, {here} in the networks"
     return ""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import require_devices
+from jaxrl_fast.core import require_devices, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
@@ -289,7 +289,9 @@ def space_of_rates(algorithm: Algorithm, rates: Mapping[str, str]) -> SearchSpac
     """
     declared = algo_keys(algorithm.name) if algorithm.name in ALGORITHMS else {}
     keys = {f"algo.{name}": declared.get(f"algo.{name}", Key(Any, None)) for name in algorithm.hyper._fields}
-    for name in rates:
+    for name, text in rates.items():
+        if not isinstance(text, str):
+            raise ValueError(f"rates: {name}={text!r}: write a text, such as 'log:1e-4:1e-2' or 'choice:0.9,0.99'")
         if f"algo.{name}" in SWITCHES and not is_set(getattr(algorithm.hyper, name)):
             raise ValueError(
                 f"rates: {name} is 0 in this algorithm, which was made without it: make it with another value"
@@ -369,6 +371,7 @@ def train_population(
         ValueError: Arguments contradict each other, or a rate does not exist.
     """
     require_devices()
+    require_vectorized(env, algorithm)
     options = SearchOptions(trials, at_once, seeds_per_trial, sampler, halving, first_rung, score, size, every, explore)
     options = checked_options(options._replace(quantile=quantile, replay=copy_replay))
     space = space_of_rates(algorithm, rates)

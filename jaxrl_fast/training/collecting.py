@@ -17,7 +17,7 @@ from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.datasets import Dataset, episodes_in, join, made_here, named_leaves
 from jaxrl_fast.learning.host_sampling import HostRecord, as_rollout
 from jaxrl_fast.learning.rollout import SamplerState, start, unroll
-from jaxrl_fast.policy.policies import Policy, PolicyParams, built_again, by_name, from_names
+from jaxrl_fast.policy.policies import Policy, PolicyParams, built_again, by_name, from_names, require_policy
 from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
@@ -45,6 +45,7 @@ def collect_episodes(policy: Policy, env: VecEnv | HostEnv, *, episodes: int, se
         ValueError: ``episodes`` is not positive, or the environment cannot be copied.
     """
     require_vectorized(env)
+    require_policy(policy, env.spec)
     if episodes < 1:
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     tell_limit(env.spec.max_episode_steps)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EpisodeTotals, PyTree, require_vectorized, select
+from jaxrl_fast.core import EpisodeTotals, PyTree, require_key, require_vectorized, select
 from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.envs.episode_metrics import by_metric, values_of
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
@@ -19,7 +19,7 @@ from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.host_sampling import HostRecord
 from jaxrl_fast.learning.io_callback_env import as_one_group
-from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, with_sampled_actions
+from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, require_policy, with_sampled_actions
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.program_store import Jit, Store, compile_stored, trace
@@ -69,7 +69,7 @@ def evaluate_policy(policy: Policy, env: VecEnv | HostEnv, key: jax.Array, *, ep
         Undiscounted returns ``[episodes]``.
 
     Raises:
-        ValueError: ``episodes`` is not positive, or the environment cannot be copied.
+        ValueError: ``episodes`` is not positive, the environment cannot be copied, or the policy is not for it.
     """
     return np.asarray(evaluate_episodes(policy, env, key, episodes=episodes).returns)
 
@@ -95,6 +95,8 @@ def evaluate_episodes(
     if episodes < 1:
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     require_vectorized(env)
+    require_policy(policy, env.spec)
+    require_key(key)
     tell_limit(env.spec.max_episode_steps)
     if isinstance(env, HostEnv):
         with closing(evaluation_on_host(policy, env, episodes, share=share)) as evaluate:

@@ -297,7 +297,7 @@ def make_job(
     Raises:
         ValueError: Arguments contradict each other, or the checkpoint.
     """
-    require_vectorized(env)
+    require_vectorized(env, algorithm)
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
     if algorithm.needs_data or options.data is not None or options.online_steps:
         algorithm, asked = from_data(algorithm, options, env.spec)
@@ -318,9 +318,9 @@ def make_job(
         check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(options.seed), num_seeds)
-    parts = env, algorithm, agent, graph, placed, program, plan, keys, failures
     store = keep((options.graph, placed, plan.ticks_per_chunk, num_seeds))
-    return Job(*parts, options, settings, resumed, store, config)
+    parts = env, algorithm, agent, graph, placed, program, plan, keys, failures, options, settings, resumed
+    return Job(*parts, store, config)
 
 
 def bridge_of(env: VecEnv | HostEnv, options: JobOptions) -> Bridge:
