@@ -262,6 +262,8 @@ def pool_options(pool: dict[str, Any] | None) -> Any:
         ValueError: Unknown option.
     """
     options = import_module("jaxrl_fast.envs.pool.batches").PoolOptions
+    if not isinstance(pool, dict | None):
+        raise ValueError(f"pool={pool!r}: write options by name, such as pool={{'workers': 2}}")
     for option in pool or {}:
         if option not in options._fields:
             raise ValueError(f"unknown pool option '{option}': write one of {', '.join(options._fields)}")

@@ -13,7 +13,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of
 from jaxrl_fast.commands import cli
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, export_policy, has_onnx, signature
-from jaxrl_fast.policy.policies import load_policy
+from jaxrl_fast.policy.policies import best_of_sweep, load_policy
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import ConfigError, Key
 from jaxrl_fast.system import CODE
@@ -88,7 +88,8 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Facto
         raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is not one of {', '.join(FORMATS)}")
     folder = run if (run / "policy.json").exists() else run / "policy"
     if not (folder / "policy.json").exists():
-        raise ConfigError(f"{run} contains no policy: write the path of a run's folder, such as runs/latest")
+        how = best_of_sweep(run) or "write the path of a run's folder, such as runs/latest"
+        raise ConfigError(f"{run} contains no policy: {how}")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
     return folder, formats, None if given["agent"] is None else int(given["agent"]), own_factory(folder, given)

@@ -47,7 +47,7 @@ from jaxrl_fast.population.sweep_words import MEASURE, SWEEP_FILE, Sweep, help_t
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import collect_garbage_seldom
-from jaxrl_fast.settings.schema import command_line, written
+from jaxrl_fast.settings.schema import ConfigError, command_line, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import StopSignal, to_stderr
 from jaxrl_fast.training.job import Job, make_job, ticks_within
@@ -118,6 +118,8 @@ def train_sweep(words: list[str]) -> int:
     """
     resume, words = take_resume(words)
     sweep = read_sweep(words)
+    if resume is not None and is_complete(resume):
+        raise ConfigError(f"resume={resume}: the sweep is complete, and its best member is in {resume / BEST}")
     if sweep.given["launcher"] != "none":
         return write_jobs(words, sweep.given["launcher"], sweep.given["jobs"], env_name(sweep.run))
     stop = StopSignal()
@@ -194,6 +196,19 @@ def segments_per_checkpoint(run: Run, plan: SearchPlan) -> int:
         return 0
     given = run.sources.get("checkpoint.every", FOLLOWS_STEPS) != FOLLOWS_STEPS
     return max(1, round((run.checkpoint.every or 1) / plan.segment_steps)) if given else 1
+
+
+def is_complete(folder: Path) -> bool:
+    """Check whether a sweep has trained all its trials and evaluated the best.
+
+    Args:
+        folder: Folder of the sweep.
+
+    Returns:
+        True if its summary exists and no signal ended it.
+    """
+    summary = folder / "summary.json"
+    return summary.exists() and json.loads(summary.read_text("utf-8")).get("stopped_by", 0) is None
 
 
 def stored_width(resume: Path | None) -> int | None:

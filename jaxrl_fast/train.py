@@ -25,6 +25,7 @@ from jaxrl_fast.commands.prepare import (
     prepare_run,
     print_closing,
     print_if_serial,
+    print_if_too_short,
     print_opening,
     write_facts,
 )
@@ -99,6 +100,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     folder = Path(hosts.decide(lambda: stack.enter_context(new_folder(run))))
     if hosts.is_first():
         print_opening(run, chosen, folder)
+        print_if_too_short(job)
         write_facts(run, chosen, folder, draws=can_draw(env))
         if teacher is not None:
             save_policy(teacher, folder / TEACHER)

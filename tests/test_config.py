@@ -243,7 +243,7 @@ REFUSED = [
     ("env=halfchetah", "env=halfchetah is unknown: did you mean halfcheetah?"),
     ("env=HalfCheetah-v5", "did you mean halfcheetah?"),
     ("env=zzzz", "write one of acrobot, ant"),
-    ("algo=pppo", "algo=pppo is unknown: did you mean ppo or ippo or reppo?"),
+    ("algo=pppo", "algo=pppo is unknown: did you mean ppo?"),
     ("placement=spread", "placement=spread is unknown: write one of auto, fused, data_parallel, sharded_sampling"),
     ("total_step=3", "unknown key 'total_step'"),
     ("total_step=3", "did you mean total_steps"),

@@ -105,6 +105,9 @@ def main(
         return run(words) or 0
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of our output has ended, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError, ImportError) as error:
         return fail(error)
     except EnvFailed as error:

@@ -275,6 +275,18 @@ def may_act_in_workers(run: Run) -> bool:
     return (run.algo_options.get("rollout_length") or 0) >= LEAST_ROLLOUT
 
 
+def print_if_too_short(job: Job) -> None:
+    """Say that a run makes no update, since it ends within the steps before the first one.
+
+    Args:
+        job: Run.
+    """
+    plan, waits = job.plan, job.agent.warmup_ticks
+    if job.resumed is None and job.options.data is None and plan.num_chunks * plan.ticks_per_chunk <= waits:
+        first, least = waits * plan.steps_per_tick, (waits + 1) * plan.steps_per_tick
+        print(f"no update: learning begins after {first:,} steps; write total_steps={least} or more", flush=True)
+
+
 def print_if_serial(run: Run, job: Job) -> None:
     """Print a line if devices run one after another, with the values of ``overlap`` at which they would not.
 

@@ -443,7 +443,8 @@ def _known_option(group: str, name: str) -> str:
     if group == "env" and name in envs.REFUSED_SUITES:
         envs.resolve(name, {})
     if name not in options_of(group):
-        more = "; any other id is env=brax env.id=... or env=gymnax env.id=..." if group == "env" else ""
+        ids = f"env=gymnasium env.id={name}, env=gymnax env.id=... or env=brax env.id=..."
+        more = f"; any other id is {ids}" if group == "env" else ""
         raise ConfigError(f"{group}={name} is unknown: {nearest(name, options_of(group))}{more}")
     return name
 

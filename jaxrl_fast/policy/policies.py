@@ -381,6 +381,22 @@ def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
     return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps([b["obs"], b["action"]], sort_keys=True)
 
 
+HAS_POLICY = "a run has one from its first evaluation, or when it is stopped and saved"
+
+
+def best_of_sweep(folder: Path) -> str:
+    """Suggest the best member of a sweep, for a folder without a policy.
+
+    Args:
+        folder: Folder, or its subfolder of the policy.
+
+    Returns:
+        What to write, empty if it is no folder of a sweep.
+    """
+    bests = [each / "best" for each in (folder, folder.parent) if (each / "best" / "policy" / "policy.json").exists()]
+    return f"it is a sweep, write {bests[0]}" if bests else ""
+
+
 def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     """Return the content of ``policy.json``, and the bytes of ``params.msgpack``."""
     try:
@@ -388,7 +404,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
         stored = (folder / "params.msgpack").read_bytes()
     except OSError as error:
         why = f"{folder} holds no policy ({error.strerror})"
-        raise ValueError(f"{why}: a run has one from its first evaluation, or when it is stopped and saved") from error
+        raise ValueError(f"{why}: {best_of_sweep(folder) or HAS_POLICY}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder}/policy.json is damaged: {error}") from error
     version = description.get("format") if isinstance(description, dict) else None

@@ -254,6 +254,7 @@ def best_summary(result: PopulationResult) -> dict[str, Any]:
         "eval_return_mean": float(returns.mean()),
         "eval_return_std": float(returns.std()),
         "eval_episodes": int(returns.size),
+        "best": {"return_mean": float(returns.mean()), "env_steps": book.trials[best].env_steps},
     }
 
 

@@ -409,6 +409,25 @@ def describe_key(key: Key) -> str:
     return re.sub(r"\ba ", "", words).removeprefix("one of ")
 
 
+ELSEWHERE = {
+    "lr": "learning_rate",
+    "gamma": "discount",
+    "num_steps": "rollout_length",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    "ent_coef": "entropy_coef",
+    "clip_coef": "clip_range",
+    "clip_eps": "clip_range",
+    "n_envs": "num_envs",
+    "timesteps": "total_steps",
+    "total_timesteps": "total_steps",
+    "learning_starts": "warmup_steps",
+    "gradient_steps": "updates_per_tick",
+    "device": "devices",
+}
+"""Names of other libraries, and ours."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Suggest names similar to a word.
 
@@ -420,7 +439,9 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
         ``"did you mean ...?"``, or all names if none is similar.
     """
     names = {k.lower(): k for k in allowed}
-    close = [k for low, k in names.items() if low.rpartition(".")[2] == word.lower().rpartition(".")[2]]
+    *_, last = word.lower().split(".")
+    last = ELSEWHERE.get(last, last)
+    close = [k for low, k in names.items() if low.rpartition(".")[2] == last]
     similar = {low: difflib.SequenceMatcher(None, low, word.lower()).ratio() for low in names}
     best = max(similar.values(), default=0.0)
     least = max(0.65, best - 0.1)

@@ -559,6 +559,8 @@ def find(path: Path) -> Path:
 
 def _instead(path: Path) -> str:
     """Suggest the newest run of the same environment with a checkpoint, next to a run that ended before its first."""
+    if (path / "sweep.json").exists():
+        return f", but a sweep's: write python -m jaxrl_fast.sweep resume={path}"
     config = path.resolve() / "config.yaml"
     if not config.exists():
         return ": write the folder of a run, such as runs/latest"

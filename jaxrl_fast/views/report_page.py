@@ -312,7 +312,7 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
     filling_s, training_s = chunk_seconds(view)
     waited_s = view.summary.get("eval_wait_s") or 0.0
     parts = {"start": max(0.0, first_s - compile_s), "compile": compile_s}
-    parts |= {"sample only (fills the replay buffer)": filling_s, "sample and learn": training_s}
+    parts |= {"sample only, before the first update": filling_s, "sample and learn": training_s}
     parts["wait for an evaluation"] = waited_s
     parts["between chunks: checkpoints, tables, pages"] = whole - sum(parts.values())
     found: list[dict[str, Any]] = [{"label": label, "seconds": seconds} for label, seconds in parts.items()]
