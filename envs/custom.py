@@ -169,7 +169,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     """
     require_32_bits()
     if isinstance(env, VecEnv | HostEnv):
-        raise ValueError("env is vectorized already: give it to jaxrl_fast.learn as it is")
+        raise ValueError("env is vectorized already: write jaxrl_fast.learn(env, ...)")
     if not isinstance(env, Env):
         name = getattr(env, "__name__", type(env).__name__)
         how = f'write jaxrl_fast.make_env("custom", make={name}, num_envs={num_envs}), with a class or function {name}'

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.algorithms.sac_discrete import sac_discrete
     from jaxrl_fast.algorithms.td3 import td3
     from jaxrl_fast.algorithms.td3_bc import td3_bc
-    from jaxrl_fast.api import Result, learn, make_env, make_train_step
+    from jaxrl_fast.api import Result, learn, load_state, make_env, make_train_step, save_state, trained_policy
     from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
     from jaxrl_fast.envs.custom import vectorize
     from jaxrl_fast.envs.env import Env, VecEnv
@@ -53,14 +53,13 @@ if TYPE_CHECKING:
     from jaxrl_fast.training.checkpoints import CheckpointError
     from jaxrl_fast.training.collecting import collect_episodes
     from jaxrl_fast.training.episodes import evaluate_policy
-    from jaxrl_fast.training.own_loop import load_state, save_state, trained_policy
     from jaxrl_fast.training.recorder import NonFiniteError
 
 _PUBLIC = {
     "algorithms.defaults": "defaults",
     "algorithms.registry": "bc dqn fast_td3 flash_sac impala ippo iql mappo ppo pqn pqn_vdn reppo sac sac_discrete td3"
     " td3_bc",
-    "api": "Result learn make_env make_train_step",
+    "api": "Result learn load_state make_env make_train_step save_state trained_policy",
     "core": "Box Discrete EnvSpec Timestep Transition __version__",
     "envs.custom": "vectorize",
     "envs.env": "Env VecEnv",
@@ -78,7 +77,6 @@ _PUBLIC = {
     "training.checkpoints": "CheckpointError",
     "training.collecting": "collect_episodes",
     "training.episodes": "evaluate_policy",
-    "training.own_loop": "load_state save_state trained_policy",
     "training.recorder": "NonFiniteError",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}

@@ -244,14 +244,16 @@ def test_a_product_over_any_axes_is_exported(formula):
 def test_a_primitive_without_a_form_is_named_in_one_line():
     (batch,) = jax.export.symbolic_shape("batch")
     obs = jax.ShapeDtypeStruct((batch, 3), jnp.float32)
-    with pytest.raises(ValueError, match=r"^the ONNX export does not support 'sort'.*formats=jax$"):
+    with pytest.raises(ValueError, match=r"^the ONNX export does not support 'sort' of this policy$"):
         to_onnx(lambda x: jnp.sort(x, axis=-1), (obs,), ["obs"], ["action"], {"env": "toy"})
 
 
-def test_a_policy_that_onnx_cannot_express_is_called_itself(monkeypatch):
+def test_a_policy_that_onnx_cannot_express_is_named_with_what_to_use(monkeypatch, tmp_path):
     monkeypatch.delitem(onnx_export.RULES, "dot_general")
     with pytest.raises(ValueError, match=r"does not support 'dot_general' of this policy: call the policy itself$"):
         policy_named("sac").fast()
+    with pytest.raises(ValueError, match=r"does not support 'dot_general' of this policy: use formats=jax$"):
+        export_policy(policy_named("sac"), tmp_path, "onnx")
 
 
 @pytest.mark.parametrize("kind", ["ppo tanh", "sac", "recurrent"])

@@ -276,7 +276,7 @@ def may_act_in_workers(run: Run) -> bool:
 
 
 def print_if_too_short(job: Job) -> None:
-    """Say that a run makes no update, since it ends within the steps before the first one.
+    """Print a line if a run ends before its first update.
 
     Args:
         job: Run.
