@@ -12,17 +12,11 @@ if TYPE_CHECKING:  # the pool's workers import this package and must not import 
     from jaxrl_fast.envs.host_env import HostEnv
     from jaxrl_fast.envs.pool.making import FilmedHost
 
+SPRING = "halfcheetah ant hopper walker2d humanoid humanoidstandup"
+GENERALIZED = "reacher pusher inverted_pendulum inverted_double_pendulum"
 SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "halfcheetah": ("brax", "halfcheetah", {"backend": "spring"}),
-    "ant": ("brax", "ant", {"backend": "spring"}),
-    "hopper": ("brax", "hopper", {"backend": "spring"}),
-    "walker2d": ("brax", "walker2d", {"backend": "spring"}),
-    "humanoid": ("brax", "humanoid", {"backend": "spring"}),
-    "humanoidstandup": ("brax", "humanoidstandup", {"backend": "spring"}),
-    "reacher": ("brax", "reacher", {"backend": "generalized"}),
-    "pusher": ("brax", "pusher", {"backend": "generalized"}),
-    "inverted_pendulum": ("brax", "inverted_pendulum", {"backend": "generalized"}),
-    "inverted_double_pendulum": ("brax", "inverted_double_pendulum", {"backend": "generalized"}),
+    **{name: ("brax", name, {"backend": "spring"}) for name in SPRING.split()},
+    **{name: ("brax", name, {"backend": "generalized"}) for name in GENERALIZED.split()},
     "cartpole": ("gymnax", "CartPole-v1", {}),
     "pendulum": ("gymnax", "Pendulum-v1", {}),
     "acrobot": ("gymnax", "Acrobot-v1", {}),

@@ -382,44 +382,22 @@ def _divide(writer: _Writer, operation: Operation, x: Array, y: Array) -> Array:
     return _elementwise(writer, operation, text, [x, y])
 
 
+ARITHMETIC = {"add": "+", "add_any": "+", "and": "&", "mul": "*", "or": "|", "sub": "-", "xor": "^"}
+COMPARISONS = {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}
+FUNCTIONS = "ceil cos exp exp2 expm1 floor log log1p sign sin sqrt square tan tanh"
 SAME = {
+    **{name: f"{{}} {operator} {{}}" for name, operator in {**ARITHMETIC, **COMPARISONS}.items()},
+    **{name: f"np.{name}({{}})" for name in FUNCTIONS.split()},
     "abs": "abs({})",
-    "add": "{} + {}",
-    "add_any": "{} + {}",
-    "and": "{} & {}",
-    "ceil": "np.ceil({})",
     "clamp": "np.minimum(np.maximum({1}, {0}), {2})",
-    "cos": "np.cos({})",
-    "eq": "{} == {}",
-    "exp": "np.exp({})",
-    "exp2": "np.exp2({})",
-    "expm1": "np.expm1({})",
-    "floor": "np.floor({})",
-    "ge": "{} >= {}",
-    "gt": "{} > {}",
     "is_finite": "np.isfinite({})",
-    "le": "{} <= {}",
-    "log": "np.log({})",
-    "log1p": "np.log1p({})",
     "logistic": "1.0 / (1.0 + np.exp(-{}))",
-    "lt": "{} < {}",
     "max": "np.maximum({}, {})",
     "min": "np.minimum({}, {})",
-    "mul": "{} * {}",
-    "ne": "{} != {}",
     "neg": "-{}",
     "not": "~{}",
-    "or": "{} | {}",
     "rem": "np.fmod({}, {})",
     "rsqrt": "1.0 / np.sqrt({})",
-    "sign": "np.sign({})",
-    "sin": "np.sin({})",
-    "sqrt": "np.sqrt({})",
-    "square": "np.square({})",
-    "sub": "{} - {}",
-    "tan": "np.tan({})",
-    "tanh": "np.tanh({})",
-    "xor": "{} ^ {}",
 }
 """Elementwise operations."""
 

@@ -18,7 +18,7 @@ from jaxrl_fast.population.search_space import Shares, value_of
 from jaxrl_fast.population.slots import Arrays
 from jaxrl_fast.population.trials import Book, Trial
 from jaxrl_fast.runtime import hosts
-from jaxrl_fast.runtime.graph import TrainState, tagged
+from jaxrl_fast.runtime.graph import TrainState, named, tagged
 from jaxrl_fast.runtime.placements import SAMPLING
 from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training import resuming
@@ -467,7 +467,7 @@ class Driver:
         group = self._enter(self._sizes(anyone.shares))
         group.seats = progress["seats"]
         template = self._fresh_template(group)
-        names = places.named(template)
+        names = named(template)
         group.state = places.placed(group.slots, template, {name: resume.arrays[name] for name in names})
         if isinstance(group.job.env, HostEnv):
             group.state = resuming.begin_anew(group.state, template, group.job.graph, group.job.agent)

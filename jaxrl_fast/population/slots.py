@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
-from jaxrl_fast.runtime.graph import Graph, TrainState
+from jaxrl_fast.runtime.graph import Graph, TrainState, from_named, named
 from jaxrl_fast.runtime.layout import OWN_TICKS, SEED_AXES, RunChunk
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 from jaxrl_fast.training.job import MAX_CHUNK_STEPS, Job
@@ -261,45 +261,6 @@ def put(slots: Slots, state: TrainState, members: Mapping[int, Arrays]) -> Train
 
 def _has_axis(slots: Slots, name: str) -> bool:
     return slots.number > 1 and (slots.own_ticks or name != "tick")
-
-
-def named(state: TrainState) -> dict[str, Any]:
-    """Return a state's arrays by name, PRNG keys as numbers.
-
-    Args:
-        state: State.
-
-    Returns:
-        Arrays by name.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): _data(leaf) for path, leaf in leaves}
-
-
-def from_named(template: TrainState, arrays: Mapping[str, Any]) -> TrainState:
-    """Undo `named`.
-
-    Args:
-        template: State of the same structure.
-        arrays: Arrays by name.
-
-    Returns:
-        The state.
-    """
-
-    def put_back(path: tuple, leaf: Any) -> Any:
-        array = arrays[jax.tree_util.keystr(path, simple=True, separator=".")]
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)) if _is_key(leaf) else array
-
-    return jax.tree_util.tree_map_with_path(put_back, template)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _data(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def placed(slots: Slots, template: TrainState, arrays: Mapping[str, np.ndarray]) -> TrainState:

@@ -544,3 +544,45 @@ def _check_rounds(graph: Graph) -> None:
                     f"fragment '{fragment.name}' reads channel '{channel}' at age 0, which '{writer[channel]}' writes "
                     f"{cycle[0].rounds} times a tick: give the edge age 1"
                 )
+
+
+def named(state: TrainState) -> dict[str, Any]:
+    """Return a state's arrays by name, PRNG keys as numbers.
+
+    Args:
+        state: State.
+
+    Returns:
+        Arrays by name.
+    """
+    return {name_of(path): as_numbers(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def from_named(template: TrainState, arrays: Mapping[str, Any]) -> TrainState:
+    """Undo `named`.
+
+    Args:
+        template: State of the same structure.
+        arrays: Arrays by name.
+
+    Returns:
+        The state.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: from_numbers(leaf, arrays[name_of(path)]), template)
+
+
+def name_of(path: tuple) -> str:
+    """Return the name of an array of a state, by its path in the tree."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def as_numbers(leaf: Any) -> Any:
+    """Return an array, of a PRNG key its numbers."""
+    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def from_numbers(leaf: Any, array: Any) -> Any:
+    """Return an array as a PRNG key if ``leaf`` is one."""
+    if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return array
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))

@@ -409,22 +409,7 @@ def describe_key(key: Key) -> str:
     return re.sub(r"\ba ", "", words).removeprefix("one of ")
 
 
-ELSEWHERE = {
-    "lr": "learning_rate",
-    "gamma": "discount",
-    "num_steps": "rollout_length",
-    "n_epochs": "num_epochs",
-    "update_epochs": "num_epochs",
-    "ent_coef": "entropy_coef",
-    "clip_coef": "clip_range",
-    "clip_eps": "clip_range",
-    "n_envs": "num_envs",
-    "timesteps": "total_steps",
-    "total_timesteps": "total_steps",
-    "learning_starts": "warmup_steps",
-    "gradient_steps": "updates_per_tick",
-    "device": "devices",
-}
+ELSEWHERE = {"lr": "learning_rate", "gamma": "discount", "ent_coef": "entropy_coef", "device": "devices"}
 """Names of other libraries, and ours."""
 
 

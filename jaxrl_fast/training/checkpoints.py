@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.numerics.normalization import with_variances
 from jaxrl_fast.runtime import hosts
-from jaxrl_fast.runtime.graph import TrainState
+from jaxrl_fast.runtime.graph import TrainState, as_numbers, from_numbers, name_of, named
 from jaxrl_fast.runtime.hosts import to_host
 from jaxrl_fast.settings.schema import Checkpoints
 from jaxrl_fast.system import one_line, replacing
@@ -223,7 +222,7 @@ def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) 
     Returns:
         Arrays by name.
     """
-    leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not is_replay(name, refills)}
+    leaves = {name: leaf for name, leaf in named(state).items() if replay or not is_replay(name, refills)}
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()
@@ -251,7 +250,7 @@ def restore(
     """
     ours = tuple(f"hyper.{rate}." for rate in new_rates)  # a schedule has more names after the point
     arrays = {name: array for name, array in arrays.items() if not f"{name}.".startswith(ours)}
-    leaves = [name for name in _leaves(state) if not f"{name}.".startswith(ours)]
+    leaves = [name for name in named(state) if not f"{name}.".startswith(ours)]
     missing = {n for n in leaves if n not in arrays and not is_replay(n, description.refills)}
     strange = {n for n in arrays if n not in leaves and not n.startswith(BESIDE)}
     for name in sorted(missing | strange)[:1]:
@@ -259,18 +258,16 @@ def restore(
         raise CheckpointError(f"checkpoint {description.path} is incompatible: {owner} has {name}, {other} does not")
 
     def put(path: tuple, leaf: jax.Array) -> Any:
-        name = _name(path)
+        name = name_of(path)
         if name not in arrays:
             return leaf
-        given, wanted = arrays[name], _data(leaf)
+        given, wanted = arrays[name], as_numbers(leaf)
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
             raise CheckpointError(
                 f"checkpoint {description.path} is incompatible: {name} is {given.dtype}{list(given.shape)} there and "
                 f"{wanted.dtype}{list(wanted.shape)} in this run"
             )
-        if _is_key(leaf):
-            return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(leaf))
-        return given
+        return from_numbers(leaf, given)
 
     return jax.tree_util.tree_map_with_path(put, state)
 
@@ -309,8 +306,8 @@ def sizes(state: TrainState, refills: Iterable[str]) -> tuple[int, int]:
     Returns:
         Bytes of the state without its replay buffer, and bytes of the replay buffer.
     """
-    replay = {name: leaf.nbytes for name, leaf in _leaves(state).items() if is_replay(name, refills)}
-    return sum(leaf.nbytes for leaf in _leaves(state).values()) - sum(replay.values()), sum(replay.values())
+    replay = {name: leaf.nbytes for name, leaf in named(state).items() if is_replay(name, refills)}
+    return sum(leaf.nbytes for leaf in named(state).values()) - sum(replay.values()), sum(replay.values())
 
 
 def versions() -> dict[str, str]:
@@ -389,24 +386,6 @@ def _checkpointer() -> Any:
 
 def _of_part(part: str, by_name: Mapping[str, Any], refills: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in by_name.items() if is_replay(name, refills) == (part == "replay")}
-
-
-def _leaves(state: TrainState) -> dict[str, Any]:
-    """Return a state's arrays by name, with PRNG keys as numbers."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {_name(path): _data(leaf) for path, leaf in leaves}
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _data(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _digest_of_file(path: Path) -> str:
