@@ -18,7 +18,8 @@ from jaxrl_fast.population.search_space import Shares, value_of
 from jaxrl_fast.population.slots import Arrays
 from jaxrl_fast.population.trials import Book, Trial
 from jaxrl_fast.runtime import hosts
-from jaxrl_fast.runtime.graph import TrainState, named, tagged
+from jaxrl_fast.runtime.graph import TrainState, tagged
+from jaxrl_fast.runtime.hosts import named
 from jaxrl_fast.runtime.placements import SAMPLING
 from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training import resuming

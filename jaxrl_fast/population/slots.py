@@ -16,7 +16,8 @@ import numpy as np
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
-from jaxrl_fast.runtime.graph import Graph, TrainState, from_named, named
+from jaxrl_fast.runtime.graph import Graph, TrainState
+from jaxrl_fast.runtime.hosts import from_named, named
 from jaxrl_fast.runtime.layout import OWN_TICKS, SEED_AXES, RunChunk
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 from jaxrl_fast.training.job import MAX_CHUNK_STEPS, Job

@@ -437,3 +437,67 @@ def _texts(text: str) -> list[str]:
     padded[: own.size] = own
     rows = multihost_utils.process_allgather(padded)
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def named(state: PyTree) -> dict[str, Any]:
+    """Return a state's arrays by name, PRNG keys as numbers.
+
+    Args:
+        state: State.
+
+    Returns:
+        Arrays by name.
+    """
+    return {name_of(path): as_numbers(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def from_named(template: PyTree, arrays: Mapping[str, Any]) -> PyTree:
+    """Undo `named`.
+
+    Args:
+        template: State of the same structure.
+        arrays: Arrays by name.
+
+    Returns:
+        The state.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: from_numbers(leaf, arrays[name_of(path)]), template)
+
+
+def name_of(path: tuple) -> str:
+    """Return the name of an array of a state.
+
+    Args:
+        path: Path in the tree.
+
+    Returns:
+        Its parts, joined by points.
+    """
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def as_numbers(leaf: Any) -> Any:
+    """Return an array, of a PRNG key its numbers.
+
+    Args:
+        leaf: Array or keys.
+
+    Returns:
+        An array.
+    """
+    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def from_numbers(leaf: Any, array: Any) -> Any:
+    """Undo `as_numbers`.
+
+    Args:
+        leaf: Array or keys of the same kind.
+        array: Array.
+
+    Returns:
+        Keys if ``leaf`` is keys, else the array.
+    """
+    if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return array
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))

@@ -26,8 +26,8 @@ import numpy as np
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.numerics.normalization import with_variances
 from jaxrl_fast.runtime import hosts
-from jaxrl_fast.runtime.graph import TrainState, as_numbers, from_numbers, name_of, named
-from jaxrl_fast.runtime.hosts import to_host
+from jaxrl_fast.runtime.graph import TrainState
+from jaxrl_fast.runtime.hosts import as_numbers, from_numbers, name_of, named, to_host
 from jaxrl_fast.settings.schema import Checkpoints
 from jaxrl_fast.system import one_line, replacing
 from jaxrl_fast.training.callbacks import CallbackError, Calls, Row, Tell
