@@ -173,7 +173,7 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
         ValueError: It cannot be imported.
     """
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
-    if not module_name or not attribute:
+    if not module_name or not attribute or "/" in path or path.startswith("."):
         raise ValueError(f"{key}={path}: write the function with its module, for example my_package.make")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -1,6 +1,7 @@
 """The Python API; every snippet of the design and the README runs."""
 
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import gymnasium
 import jax
@@ -655,6 +656,17 @@ def test_what_is_no_algorithm_is_refused_with_what_to_write(algorithm, line):
             call()
     with pytest.raises(ValueError, match="env is an algorithm: write the environment first"):
         jf.learn(jf.ppo(), env, total_steps=64)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_sizes_of_layers_are_checked_by_every_algorithm(algo: str):
+    hints = get_type_hints(ALGORITHMS[algo])
+    names = [name for name, hint in hints.items() if hint == tuple[int, ...]]
+    assert names
+    for name, value in itertools.product(names, (64, (0,), (64.0,), "64", (True,))):
+        wanted = "whole numbers of at least 1" if isinstance(value, tuple) else "a list such as [256,256]"
+        with pytest.raises(ValueError, match=re.escape(f"{name}={value}: write {wanted}")):
+            ALGORITHMS[algo](**{name: value})
 
 
 def test_a_policy_is_refused_where_it_cannot_act(saved):

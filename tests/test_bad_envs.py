@@ -84,6 +84,7 @@ NAMED = [
     ("bad.OBS", "bad has no function 'OBS'"),
     ("nowhere.make", "cannot import nowhere: ModuleNotFoundError: No module named 'nowhere'; run from the folder that"),
     ("make", "write the function with its module, for example my_package.make"),
+    ("../bad.py:env", "env.make=../bad.py:env: write the function with its module"),
     ("no_python.make", "cannot import no_python: SyntaxError"),
     ("exits.make", "cannot import exits: SystemExit: 3"),
     ("bad.fail", "env.make=bad.fail failed: RuntimeError: no such file"),

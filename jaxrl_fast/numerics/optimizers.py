@@ -346,9 +346,9 @@ def has_choices(hint: Any) -> bool:
         hint: Type annotation.
 
     Returns:
-        True for texts to choose from, true or false, and a dataclass of options.
+        True for texts to choose from, true or false, sizes of layers, and a dataclass of options.
     """
-    return get_origin(hint) is Literal or hint in (bool, bool | None) or is_dataclass(hint)
+    return get_origin(hint) is Literal or hint in (bool, bool | None, tuple[int, ...]) or is_dataclass(hint)
 
 
 def check_choice(name: str, value: Any, hint: Any) -> None:
@@ -366,6 +366,10 @@ def check_choice(name: str, value: Any, hint: Any) -> None:
         right, wanted = isinstance(value, str) and value in get_args(hint), one_of(get_args(hint))
     elif is_dataclass(hint):
         right, wanted = isinstance(value, cast(type, hint)), f"{cast(type, hint).__name__}(...)"
+    elif hint == tuple[int, ...]:
+        listed = isinstance(value, list | tuple)
+        right = listed and all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1 for n in value)
+        wanted = "whole numbers of at least 1" if listed else "a list such as [256,256]"
     else:
         right = isinstance(value, bool | np.bool_) or (value is None and hint is not bool)
         wanted = "true or false"
