@@ -233,9 +233,10 @@ def test_every_algorithm_of_discrete_actions_learns_several_parts_with_masks(nam
 
 
 def test_more_combinations_than_q_values_are_refused_in_one_line():
-    env = several()
-    spec = env.spec._replace(action=MultiDiscrete((20, 20, 20)), obs=env.spec.obs["x"])
-    env = jf.vectorize(env._replace(spec=spec), num_envs=2)
+    spec = EnvSpec("many", jax.ShapeDtypeStruct((1,), jnp.float32), MultiDiscrete((20, 20, 20)), 1)
+    ended = Timestep(jnp.zeros(1), jnp.zeros(1), jnp.float32(0), jnp.bool_(True), jnp.bool_(False))
+    single = jf.Env(spec, lambda key, params: (jnp.zeros(1),) * 2, lambda state, action, key: (state, ended))
+    env = jf.vectorize(single, num_envs=2)
     with pytest.raises(ValueError, match=r"8,000 combinations.*write algo=ppo"):
         jf.make_train_step(env, jf.dqn())
 

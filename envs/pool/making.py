@@ -25,7 +25,7 @@ from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, sample, si
 from jaxrl_fast.envs.pool.parallel import make_workers
 from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, make_roll, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
-from jaxrl_fast.envs.pool.stepping import HostEnvSpec, MakeGymnasium, describe_failure, is_reward, make_stepper
+from jaxrl_fast.envs.pool.stepping import HostEnvSpec, MakeGymnasium, describe_failure, make_stepper
 
 HERE_S, WAKE_UP_S = 20e-6, 40e-6
 """Overhead of a batch in seconds: in the parent process, and with workers (measured by experiments/bench/pool.py)."""
@@ -317,7 +317,7 @@ class SpaceWatch(gymnasium.Wrapper):
         for what, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self.tell(f"step {self.steps} returns {what}={flag!r}: write a bool")
-        if not is_reward(reward):
+        if not np.issubdtype(np.asarray(reward).dtype, np.number):
             self.tell(f"step {self.steps} returns the reward {reward!r}: write a number")
         return obs, reward, terminated, truncated, info
 
