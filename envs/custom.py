@@ -10,7 +10,7 @@ from importlib import import_module
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast.core import require_32_bits
+from jaxrl_fast.core import not_ours, require_32_bits
 from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.adapter_utils import layers_of, relaxed
 from jaxrl_fast.envs.env import A_COUNT, Env, VecEnv, is_count
@@ -171,9 +171,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     if isinstance(env, VecEnv | HostEnv):
         raise ValueError("env is vectorized already: write jaxrl_fast.learn(env, ...)")
     if not isinstance(env, Env):
-        name = getattr(env, "__name__", type(env).__name__)
-        how = f'write jaxrl_fast.make_env("custom", make={name}, num_envs={num_envs}), with a class or function {name}'
-        raise ValueError(f"env={name} is not a jaxrl_fast.Env: {how} that makes one environment")
+        raise not_ours(env)
     name = getattr(env.spec, "name", "env")
     with _rules(name):
         check_shapes(env, name)

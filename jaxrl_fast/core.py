@@ -419,6 +419,18 @@ def _not_vectorized(env: Any) -> ValueError:
         return ValueError(
             "env is a vectorized environment of Gymnasium: give jaxrl_fast.make_env what makes a single one"
         )
+    return not_ours(env)
+
+
+def not_ours(env: Any) -> ValueError:
+    """Return the error for an environment, or a class or function that makes one, of another package.
+
+    Args:
+        env: Argument of a caller.
+
+    Returns:
+        The error, with what to write.
+    """
     name = getattr(env, "__name__", type(env).__name__)
     how = f'jaxrl_fast.make_env("custom", make={name}, num_envs=4), with a class or function {name} that makes one'
     return ValueError(f"env={name} is not made by jaxrl_fast: write {how}")

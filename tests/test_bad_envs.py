@@ -227,9 +227,9 @@ def test_vectorize_refuses_what_the_command_refuses(made: str, expected: str):
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        ("env", 'env=env is not a jaxrl_fast.Env: write jaxrl_fast.make_env("custom", make=env, num_envs=2)'),
+        ("env", 'env=env is not made by jaxrl_fast: write jaxrl_fast.make_env("custom", make=env, num_envs=4)'),
         ("jf.vectorize(env(), num_envs=2)", "env is vectorized already"),
-        ("Gymnax()", "env=Gymnax is not a jaxrl_fast.Env"),
+        ("Gymnax()", "env=Gymnax is not made by jaxrl_fast"),
     ],
 )
 def test_vectorize_refuses_what_is_no_env(made: str, expected: str):
