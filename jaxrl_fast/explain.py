@@ -14,15 +14,10 @@ import jax
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli, run_config
-from jaxrl_fast.commands.prepare import prepare_run
-from jaxrl_fast.commands.run_config import Run, env_name, graph_options, make_algorithm
+from jaxrl_fast.commands.prepare import prepare_run, taught_algorithm
+from jaxrl_fast.commands.run_config import Run, env_name, job_options
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
-from jaxrl_fast.learning.run_graph import build_graph
-from jaxrl_fast.runtime import program as programs
-from jaxrl_fast.runtime.graph import Graph
-from jaxrl_fast.runtime.placements import Placement, place
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import GROUPS, ConfigError, read_word, run_keys, written
 from jaxrl_fast.targets.accelerators import THIS, compile_here, parse_target
@@ -36,7 +31,7 @@ from jaxrl_fast.targets.cost_tables import (
     explain_elsewhere,
     launch_table,
 )
-from jaxrl_fast.training.job import plan_run
+from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.tuning.running import make_folder
@@ -203,24 +198,20 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measu
     Returns:
         Exit code.
     """
-    algorithm = make_algorithm(run)
-    graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run))
-    placed = place(graph, run.placement, run.devices)
-    check_placement(env, placed)
-    ticks = plan_run(env, agent, run.total_steps, run.eval.every, run.checkpoint.every).ticks_per_chunk
-    program = programs.compile(graph, placed, ticks, run.num_seeds)
+    job = make_job(env, taught_algorithm(run)[0], job_options(run)._replace(resume=None), {})
     open_folder(folder)
     print(envs.describe(run.env, run.env_options))
     title = title_of(run, run.placement)
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
-    ready, description, facts = look_at(run, graph, placed, program, algorithm.hyper)
+    ready, description, facts = look_at(run, job)
     for table in (fragment_table, channel_table, program_table):
         new_console().print(table(description))
     print("\n".join([*collective_lines(description), *closing_lines(description, facts)]))
     everything: dict[str, Any] = {"run": facts}
     if measured_in is not None:
-        rounds = rounds_of(graph, agent, env.num_envs * agent.rollout_length)
-        everything["target"] = compare_here(ready, placed, rounds, measured_in, warmup_ticks=agent.warmup_ticks)
+        rounds = rounds_of(job.graph, job.agent, job.plan.steps_per_tick)
+        warmup = job.agent.warmup_ticks
+        everything["target"] = compare_here(ready, job.placement, rounds, measured_in, warmup_ticks=warmup)
     write_files(folder, title, description, everything)
     return 0
 
@@ -289,22 +280,17 @@ def open_folder(folder: Path) -> None:
             raise ConfigError(f"{path} was not written by this command: move it, or write another out=...")
 
 
-def look_at(
-    run: Run, graph: Graph, placed: Placement, program: programs.Program, hyper: Any
-) -> tuple[Ready, Description, dict[str, Any]]:
+def look_at(run: Run, job: Job) -> tuple[Ready, Description, dict[str, Any]]:
     """Compile and describe a program.
 
     Args:
         run: Settings of the run.
-        graph: Graph of the run.
-        placed: Placement of the graph.
-        program: Program of a chunk.
-        hyper: Hyper-parameters.
+        job: The run, assembled.
 
     Returns:
         First state and compiled program, description, and facts about run and compilation.
     """
-    keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
+    keys, hyper, program = job.keys, job.algorithm.hyper, job.program
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
     begin = time.perf_counter()
@@ -312,11 +298,12 @@ def look_at(
     compile_s = time.perf_counter() - begin
     from_disk = events.count("/jax/compilation_cache/cache_hits")
     state = jax.eval_shape(program.init, keys, hyper)
-    shapes = trace_shapes(graph, state, run_shapes(compiled), run.num_seeds)
+    shapes = trace_shapes(job.graph, state, run_shapes(compiled), run.num_seeds)
     ticks = program.ticks_per_chunk
     facts = facts_of(run, run.placement, devices=run.devices, ticks_per_chunk=ticks)
     facts |= {"compile_s": compile_s, "programs_from_disk": from_disk}
-    description = describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks)
+    placed = job.graph, job.placement, state
+    description = describe(*placed, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks)
     return Ready(lambda: init(keys, hyper), compiled, ticks, compile_s), description, facts
 
 

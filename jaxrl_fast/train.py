@@ -27,14 +27,15 @@ from jaxrl_fast.commands.prepare import (
     print_if_serial,
     print_if_too_short,
     print_opening,
+    taught_algorithm,
     write_facts,
 )
-from jaxrl_fast.commands.run_config import Run, algo_words, flat_settings, job_options, make_algorithm
+from jaxrl_fast.commands.run_config import Run, algo_words, flat_settings, job_options
 from jaxrl_fast.core import is_image
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.imitation import TEACHER, with_teacher
-from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
+from jaxrl_fast.learning.imitation import TEACHER
+from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
@@ -88,9 +89,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
         Exit code: 0, or 130 or 143 after a signal.
     """
     run, chosen, env, keeper = prepared
-    algorithm, teacher = make_algorithm(run), teacher_of(run)
-    if teacher is not None:
-        algorithm = with_teacher(algorithm, teacher, share=run.teacher_share)
+    algorithm, teacher = taught_algorithm(run)
     settings = flat_settings(run)
     keep = partial(store_of, keeper, settings) if keeper is not None else lambda program: None
     of_learn = run.resume is not None and is_of_learn(read_description(Path(run.resume)).settings)
@@ -159,24 +158,6 @@ def draw_at_end(
     if visualizer is not None:
         visualizer.close()  # otherwise it would overwrite this page
     return [PAGE] if draw_policy(policy, env, run.seed, folder) else []
-
-
-def teacher_of(run: Run) -> Policy | None:
-    """Load the policy that teaches a run; of a resumed run, the copy in its folder.
-
-    Args:
-        run: Settings of the run.
-
-    Returns:
-        The policy, or None without ``teacher``.
-
-    Raises:
-        ValueError: The folder contains no readable policy.
-    """
-    if run.teacher is None:
-        return None
-    copied = None if run.resume is None else Path(run.resume).parent.parent / TEACHER
-    return load_policy(run.teacher if copied is None or not copied.exists() else copied)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from jaxrl_fast.commands.run_config import (
     algo_words,
     env_name,
     flat_settings,
+    make_algorithm,
     to_yaml,
     with_bridge,
     with_defaults,
@@ -29,8 +30,11 @@ from jaxrl_fast.commands.run_config import (
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.imitation import TEACHER, with_teacher
 from jaxrl_fast.learning.io_callback_env import in_graph
 from jaxrl_fast.learning.run_graph import Overlap, graph_of
+from jaxrl_fast.policy.policies import Policy, load_policy
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel
@@ -273,6 +277,27 @@ def may_act_in_workers(run: Run) -> bool:
     if alone or run.eval.share or run.env == "atari":
         return False
     return (run.algo_options.get("rollout_length") or 0) >= LEAST_ROLLOUT
+
+
+def taught_algorithm(run: Run) -> tuple[Algorithm, Policy | None]:
+    """Make a run's algorithm, with the policy that teaches it.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The algorithm, not yet bound to an environment, and the teacher: None without one, and of a resumed run the copy
+        in its folder.
+
+    Raises:
+        ValueError: Options contradict each other, or the teacher's folder contains no readable policy.
+    """
+    algorithm = make_algorithm(run)
+    if run.teacher is None:
+        return algorithm, None
+    copied = None if run.resume is None else Path(run.resume).parent.parent / TEACHER
+    teacher = load_policy(run.teacher if copied is None or not copied.exists() else copied)
+    return with_teacher(algorithm, teacher, share=run.teacher_share), teacher
 
 
 def print_if_too_short(job: Job) -> None:

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs, with_defaults
+from jaxrl_fast.commands.prepare import taught_algorithm
+from jaxrl_fast.commands.run_config import Run, job_options, make_envs, with_defaults
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
+from jaxrl_fast.learning.offline import from_data
 from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
@@ -180,8 +182,9 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
         The compiled run.
     """
     env = make_envs(run)
-    algorithm = make_algorithm(with_defaults(run, env.spec))
-    options = graph_options(run)._replace(joined=starts_kernels_singly(target.chip.platform))
+    algorithm = taught_algorithm(with_defaults(run, env.spec))[0]
+    algorithm, options = from_data(algorithm, job_options(run), env.spec)
+    options = options._replace(joined=starts_kernels_singly(target.chip.platform))
     graph, agent = build_graph(in_graph(env).env, algorithm, options)
     placed = place_on(graph, placement_for(run, target), devices_of(target))
     check_placement(env, placed)

@@ -19,14 +19,15 @@ from jax.errors import JaxRuntimeError
 from jax.stages import Compiled
 
 from jaxrl_fast.commands import run_config
-from jaxrl_fast.commands.prepare import fill_in_alone
-from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs, with_defaults
+from jaxrl_fast.commands.prepare import fill_in_alone, taught_algorithm
+from jaxrl_fast.commands.run_config import Run, job_options, make_envs, with_defaults
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.io_callback_env import in_graph
+from jaxrl_fast.learning.offline import from_data
 from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain
@@ -173,7 +174,7 @@ def measure(request: Request, report: Callable[..., None], wait: Callable[[], No
     env = make_envs(run)
     try:
         run = with_defaults(run, env.spec)
-        algorithm = make_algorithm(run)
+        algorithm = taught_algorithm(run)[0]
         agent = bind(algorithm, env.spec, env.num_envs)
         facts = describe(run, env, agent)
         if request.what == "environments" and isinstance(env, HostEnv):
@@ -282,7 +283,7 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -
         return ceiling.updates_only(env, algorithm)
     if what == "environments" and not isinstance(env, HostEnv):
         return ceiling.environments_only(env, run.algo_options["rollout_length"])
-    return build_graph(joined, algorithm, graph_options(run))[0]
+    return build_graph(joined, *from_data(algorithm, job_options(run), env.spec))[0]
 
 
 def without_warm_up(run: Run) -> Run:
