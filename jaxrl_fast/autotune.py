@@ -30,19 +30,13 @@ KEYS = {
 """Keys of this command, in addition to the keys of training."""
 
 
-HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
-python -m jaxrl_fast.autotune show | clear        show or remove the findings on this machine
-Saves no policy; reports how every candidate changes training results. num_envs=auto and placement=auto use the
-findings. Keys, in addition to all keys of train (python -m jaxrl_fast.train env=cartpole algo=dqn --help):"""
-
-
-def help_text() -> str:
-    """Return the text of ``--help``.
-
-    Returns:
-        The text.
-    """
-    return "\n".join([HELP, *(f"  {name:<14} {key.text}" for name, key in KEYS.items())])
+HELP = cli.help_of(
+    "autotune",
+    KEYS,
+    "python -m jaxrl_fast.autotune show | clear: show or remove the findings on this machine, which num_envs=auto and",
+    "placement=auto use. Finds the fastest settings for a run, reports how every candidate changes training results,",
+    "and saves no policy. All keys of train as well: python -m jaxrl_fast.train env=cartpole algo=dqn --help",
+)
 
 
 def tune(words: list[str]) -> int:
@@ -153,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
-    return cli.main("autotune", tune, argv, help_text)
+    return cli.main("autotune", tune, argv, lambda: HELP)
 
 
 if __name__ == "__main__":

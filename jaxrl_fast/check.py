@@ -13,14 +13,15 @@ from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import Key
 
 RULES_LISTED = "\n".join(f"  - {rule}" for rule in RULES.values())
-KEYS = {"steps": Key(int, 1_000, 1, maximum=MAX_SIZE)}
-HELP = f"""python -m jaxrl_fast.check env=custom env.make=my_package.make [env.*=...] [seed=0] [steps=1000]
-  env, env.*  environment and its options, as for training: python -m jaxrl_fast.train env=... --help lists them
-  seed        seed of the episodes
-  steps       steps of each of 8 environments with random, extreme, lowest and highest actions
-A line for each rule begins with ok, wrong, or note for what may be intended:
-{RULES_LISTED}
-Exit code: 0; 1 if a rule is broken; 2 for settings that cannot be run."""
+KEYS = {"steps": Key(int, 1_000, 1, "steps of each of 8 environments with random and extreme actions", MAX_SIZE)}
+HELP = cli.help_of(
+    "check env=custom env.make=my_package.make",
+    KEYS,
+    "env.*, seed: as for training: python -m jaxrl_fast.train env=... --help lists the options of an environment",
+    "A line for each rule begins with ok, wrong, or note for what may be intended:",
+    RULES_LISTED,
+    "Exit code: 0; 1 if a rule is broken; 2 for settings that cannot be run.",
+)
 
 
 def check_run(words: Sequence[str]) -> int:

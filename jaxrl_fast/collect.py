@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
+from jaxrl_fast.commands.cli import POLICIES, check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import Run, make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
@@ -20,25 +20,15 @@ from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps
 from jaxrl_fast.training.collecting import collect_episodes, policy_at, stored_steps
 
-HELP = """python -m jaxrl_fast.collect RUN out=data/NAME [episodes=100] [policy=newest] [sample=false] [seed=0]
-                                     [replay=false]
-  RUN         a run's folder, such as runs/latest
-  out         new folder for the data, or minari:<id>, such as minari:pendulum/sac-v0
-  episodes    number of episodes, each with a new initial state
-  policy      newest, best, or the steps of a checkpoint, such as 200000
-  sample      true: actions are drawn from the policy's distribution; false: the most probable ones
-  seed        seed of the episodes; their PRNG keys differ from the keys of training
-  replay      true: the steps in the replay buffer of the checkpoint, in place of new episodes
-  algo.make   again, as algo.network or algo.memory, if it is your own; other keys algo.* and env.* replace the run's"""
 KEYS = {
-    "out": Key(str, None),
-    "episodes": Key(int, 100, 1, maximum=MAX_SIZE),
-    "policy": Key(str, "newest"),
-    "sample": Key(bool, False),
-    "seed": Key(int, 0, 0, maximum=MAX_SEED),
-    "replay": Key(bool, False),
+    "out": Key(str, None, text="new folder for the data, or minari:<id>, such as minari:pendulum/sac-v0"),
+    "episodes": Key(int, 100, 1, "number of episodes, each with a new initial state", MAX_SIZE),
+    "policy": Key(str, "newest", text="newest, best, or the steps of a checkpoint, such as 200000"),
+    "sample": Key(bool, False, text="draw actions from the policy's distribution, not the most probable ones"),
+    "seed": Key(int, 0, 0, "seed of the episodes; their PRNG keys differ from the keys of training", MAX_SEED),
+    "replay": Key(bool, False, text="the steps in the replay buffer of the checkpoint, in place of new episodes"),
 }
-POLICIES = {"newest": "policy", "best": "policy/best"}
+HELP = cli.help_of("collect RUN out=data/NAME", KEYS, cli.OF_RUN)
 
 
 def collect_run(words: Sequence[str]) -> int:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.commands import cli
-from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.settings.schema import ConfigError, Key
 from jaxrl_fast.training.run_folder import is_run
 from jaxrl_fast.views.dashboard_app import FoundRuns
 
-HELP = """python -m jaxrl_fast.dashboard [runs=runs] [port=8321]
-  runs   folder that contains runs, also in subfolders
-  port   port of the page on http://127.0.0.1; 0 selects a free one
-The page is read-only, and only this machine can open it. Ctrl-C ends the command."""
+KEYS = {
+    "runs": Key(str, "runs", text="folder that contains runs, also in subfolders"),
+    "port": Key(int, 8321, 0, "port of the page on http://127.0.0.1; 0 selects a free one", 65_535),
+}
+HELP = cli.help_of(
+    "dashboard", KEYS, "Only this machine can open the page, which changes nothing. Ctrl-C ends the command."
+)
 ADDRESS = "127.0.0.1"
 CLOSE_S = 1
 """Time for open pages at the end, in seconds."""
@@ -68,20 +71,15 @@ def read_words(words: Sequence[str]) -> tuple[Path, int]:
     Raises:
         ConfigError: Unknown word, invalid port, or a folder that is a run.
     """
-    given = {"runs": "runs", "port": "8321"}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or key not in given:
-            raise ConfigError(f"unknown word '{word}': write runs=<folder> or port=<number>")
-        given[key] = value
+    others, given = cli.split_words(words, "dashboard", KEYS)
+    if others:
+        raise ConfigError(f"unknown word '{others[0]}': write runs=<folder> or port=<number>")
     folder = Path(given["runs"])
-    if not given["port"].isdecimal() or int(given["port"]) > 65535:
-        raise ConfigError(f"port={given['port']}: write a number from 0 to 65535, for example port=8321")
     if is_run(folder):
         raise ConfigError(f"runs={folder} is a run: write the folder that contains it, runs={folder.parent}")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"runs={folder} is not a folder: write a folder that contains runs, such as runs=runs")
-    return folder, int(given["port"])
+    return folder, given["port"]
 
 
 def listen(port: int) -> socket.socket:

@@ -17,17 +17,12 @@ from jaxrl_fast.settings.schema import MAX_SEED, Key
 from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes
 from jaxrl_fast.training.progress import share
 
-HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0] [sample=false]
-  RUN         a run's folder, such as runs/latest
-  episodes    number of episodes, each with a new initial state
-  seed        seed of the episodes; their PRNG keys differ from the keys of training
-  sample      true: actions are drawn from the policy's distribution; false: the most probable ones
-  algo.make   again, as algo.network or algo.memory, if it is your own; other keys algo.* and env.* replace the run's"""
 KEYS = {
-    "episodes": Key(int, 100, 1, maximum=MAX_SIZE),
-    "seed": Key(int, 0, 0, maximum=MAX_SEED),
-    "sample": Key(bool, False),
+    "episodes": Key(int, 100, 1, "number of episodes, each with a new initial state", MAX_SIZE),
+    "seed": Key(int, 0, 0, "seed of the episodes; their PRNG keys differ from the keys of training", MAX_SEED),
+    "sample": Key(bool, False, text="draw actions from the policy's distribution, not the most probable ones"),
 }
+HELP = cli.help_of("evaluate RUN", KEYS, cli.OF_RUN)
 
 
 def evaluate_run(words: Sequence[str]) -> int:

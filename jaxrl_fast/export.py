@@ -11,6 +11,7 @@ import jax
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of
 from jaxrl_fast.commands import cli
+from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, export_policy, has_onnx, signature
 from jaxrl_fast.policy.policies import best_of_sweep, load_policy
@@ -30,7 +31,8 @@ HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
 Each file is compared with the policy on 1,000 observations, and removed if they disagree."""
 
 
-KEYS = {name: Key(str, None) for name in ("formats", "agent", *(f"algo.{part}" for part in CODE))}
+KEYS = {"formats": Key(str, None), "agent": Key(int, None, 0, maximum=MAX_SIZE)}
+KEYS |= {f"algo.{part}": Key(str, None) for part in CODE}
 Factory = Callable[..., Algorithm]
 """(options) -> algorithm."""
 
@@ -82,8 +84,6 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Facto
     """
     run, given = cli.read_words(words, "export", KEYS, settings=())
     formats = [] if given["formats"] is None else list(dict.fromkeys(given["formats"].split(",")))
-    if given["agent"] is not None and not given["agent"].isdecimal():
-        raise ConfigError(f"agent={given['agent']}: write the number of an agent, from 0")
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is not one of {', '.join(FORMATS)}")
     folder = run if (run / "policy.json").exists() else run / "policy"
@@ -92,7 +92,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Facto
         raise ConfigError(f"{run} contains no policy: {how}")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
-    return folder, formats, None if given["agent"] is None else int(given["agent"]), own_factory(folder, given)
+    return folder, formats, given["agent"], own_factory(folder, given)
 
 
 def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:

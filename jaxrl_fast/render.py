@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
+from jaxrl_fast.commands.cli import POLICIES, check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.envs.env import Env
 from jaxrl_fast.policy.policies import Policy
@@ -21,27 +21,18 @@ from jaxrl_fast.views.renderers import Shot, Subject, check_out, encode, offer_g
 from jaxrl_fast.views.report_page import REPORT_FILE, write_report
 from jaxrl_fast.views.viewer import write_policy_html
 
-HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [episodes=1] [seed=0]
-                                    [seconds=20] [fps=25] [width=480]
-  RUN         folder of a run, such as runs/latest
-  out         file to write: .gif, .mp4 (pip install 'jaxrl_fast[video]') or, for brax, .html
-  policy      newest or best
-  episodes    number of episodes, one after another
-  seed        seed of the first episode; the next ones have the following numbers
-  seconds     longest duration of an episode, in the environment's time
-  fps         largest number of pictures per second; steps between two pictures are not drawn
-  width       largest width of pictures in pixels; small ones are enlarged by a whole factor
-  algo.make   again, as algo.network or algo.memory, if it is your own; other keys algo.* and env.* replace the run's"""
 KEYS = {
-    "out": Key(str, None),
-    "policy": Key(str, "newest"),
-    "episodes": Key(int, 1, 1, maximum=100),
-    "seed": Key(int, 0, 0, maximum=MAX_SEED),
-    "seconds": Key(int, 20, 1, maximum=3600),
-    "fps": Key(int, 25, 1, maximum=50),
-    "width": Key(int, 480, 16, maximum=4096),
+    "out": Key(
+        str, None, text="RUN/policy.gif, another .gif, .mp4 (pip install 'jaxrl_fast[video]') or, of brax, .html"
+    ),
+    "policy": Key(Literal["newest", "best"], "newest", text="newest or best"),
+    "episodes": Key(int, 1, 1, "number of episodes, one after another", 100),
+    "seed": Key(int, 0, 0, "seed of the first episode; the next ones have the following numbers", MAX_SEED),
+    "seconds": Key(int, 20, 1, "longest duration of an episode, in the environment's time", 3600),
+    "fps": Key(int, 25, 1, "most pictures per second; steps between two pictures are not drawn", 50),
+    "width": Key(int, 480, 16, "largest width of pictures in pixels; small ones are enlarged by a whole factor", 4096),
 }
-POLICIES = {"newest": "policy", "best": "policy/best"}
+HELP = cli.help_of("render RUN", KEYS, cli.OF_RUN)
 ENDS = {"terminated": "ended by the environment", "truncated": "ended by the time limit", "cut": "cut here"}
 PAUSE_S = 1.0
 """Duration of an episode's last picture in seconds."""
@@ -57,16 +48,11 @@ def render_run(words: Sequence[str]) -> int:
         Exit code.
 
     Raises:
-        ConfigError: Unknown policy.
         ValueError: Invalid words, or the environment cannot be drawn.
     """
     folder, given = read_words(words, "render", KEYS)
-    which = given["policy"]
-    if which not in POLICIES:
-        raise ConfigError(f"policy={which}: write {' or '.join(POLICIES)}")
-    out = folder / "policy.gif" if given["out"] is None else Path(given["out"])
-    if given["out"] is not None:
-        check_out(out)
+    which, out = given["policy"], Path(given["out"] or folder / "policy.gif")
+    check_out(out)
     offer_gl()
     setup()
     # An accelerator may be busy training, and one environment does not need it.

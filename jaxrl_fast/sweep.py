@@ -34,7 +34,6 @@ from jaxrl_fast.population.planning import (
     Needs,
     at_once_of,
     check_host,
-    free_bytes,
     make_plan,
     needs_of,
     number_of_trials,
@@ -43,10 +42,10 @@ from jaxrl_fast.population.population_run import Files, PopulationResult, best_s
 from jaxrl_fast.population.record import BEST, members
 from jaxrl_fast.population.search_space import all_sizes, describe_point
 from jaxrl_fast.population.slots import compile_slots, make_slots, member_bytes, seconds_of_member
-from jaxrl_fast.population.sweep_words import MEASURE, SWEEP_FILE, Sweep, help_text, read_sweep, run_of, take_resume
+from jaxrl_fast.population.sweep_words import HELP, MEASURE, SWEEP_FILE, Sweep, read_sweep, run_of, take_resume
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.settings import machine
-from jaxrl_fast.settings.machine import collect_garbage_seldom
+from jaxrl_fast.settings.machine import collect_garbage_seldom, free_bytes
 from jaxrl_fast.settings.schema import ConfigError, command_line, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import StopSignal, to_stderr
@@ -239,9 +238,9 @@ def choose_width(sweep: Sweep, jobs: Jobs, one: Job) -> int:
         return trials
     devices = len({device for group in one.placement.groups for device in group.devices})
     of_machine: dict[str, Any] = {"devices": devices, "platform": jax.default_backend(), "measured": None}
-    member, free = member_bytes(one)[0], free_bytes()
+    member, free = member_bytes(one)[0], free_bytes(jax.local_devices())
     if sweep.given["at_once"] == MEASURE:
-        fitting = at_once_of(options._replace(at_once=trials), trials, member, free, **of_machine)
+        fitting = at_once_of(dataclasses.replace(options, at_once=trials), trials, member, free, **of_machine)
         sizes = {key: draw.values[0] for key, draw in sweep.space.sizes.items()}
         of_machine["measured"] = measure_at_once(sweep, jobs, sizes, fitting)
     else:
@@ -450,7 +449,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
-    return cli.main("sweep", train_sweep, argv, help_text)
+    return cli.main("sweep", train_sweep, argv, lambda: HELP)
 
 
 if __name__ == "__main__":

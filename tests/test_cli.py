@@ -136,7 +136,7 @@ def test_a_wrong_word_beside_help_is_one_line(words: str, said: str, capsys: pyt
 
 
 def test_the_help_of_commands_that_take_the_same_words_names_this_list():
-    for text in (train_help(), explain.HELP, check.HELP, autotune.help_text()):
+    for text in (train_help(), explain.HELP, check.HELP, autotune.HELP):
         assert re.search(r"env=\S+ (algo=\S+ )?--help", text), text
 
 

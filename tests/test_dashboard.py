@@ -332,9 +332,9 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path, capsys: pytest.Captur
         port = taken.getsockname()[1]
         for words, line in {
             (f"port={port}",): f"port={port} is in use: write another, or port=0 for a free one",
-            ("port=x",): "port=x: write a number from 0 to 65535, for example port=8321",
-            ("port=65536",): "port=65536: write a number from 0 to 65535, for example port=8321",
-            ("host=0.0.0.0",): "unknown word 'host=0.0.0.0': write runs=<folder> or port=<number>",
+            ("port=x",): "port=x: write a whole number",
+            ("port=65536",): "port=65536: write a number of at most 65535",
+            ("host=0.0.0.0",): "unknown key 'host': the keys of dashboard are runs and port",
             (f"runs={run}",): f"runs={run} is a run: write the folder that contains it, runs={tmp_path}",
             (f"runs={file}",): f"runs={file} is not a folder: write a folder that contains runs, such as runs=runs",
         }.items():

@@ -410,7 +410,7 @@ def test_a_damaged_policy_is_one_line(tmp_path, file):
             ["a", "episodes=3"],
             "unknown key 'episodes': the keys of export are formats, agent, algo.make, algo.network and algo.memory",
         ),
-        (["a", "agent=x"], "agent=x: write the number of an agent, from 0"),
+        (["a", "agent=x"], "agent=x: write a whole number"),
         (["a", "formats=jax,pt"], "formats=jax,pt: 'pt' is not one of jax, onnx"),
     ],
 )

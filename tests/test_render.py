@@ -344,7 +344,7 @@ def test_a_mistake_ends_in_one_line(commands: Commands, runs: Path):
         "cartpole frames=3": (
             "unknown key 'frames': the keys of render are out, policy, episodes, seed, seconds, fps and width"
         ),
-        "cartpole fps=100": "fps=100: write a whole number from 1 to 50, for example fps=25",
+        "cartpole fps=100": "fps=100: write a number of at most 50",
         "cartpole policy=last": "policy=last: write newest or best",
         "cartpole policy=best": "cartpole/policy/best holds no policy",
         "probe": "probe value cannot be drawn: its Env has no draw. Write a function",

@@ -13,7 +13,7 @@ from many_commands import Commands
 
 import jaxrl_fast as jf
 from jaxrl_fast.commands.run_config import compose
-from jaxrl_fast.population.sweep_words import KEYS, help_text, read_sweep, run_of
+from jaxrl_fast.population.sweep_words import HELP, KEYS, read_sweep, run_of
 from jaxrl_fast.sweep import main
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views.report_page import joined_members, page_of_joined
@@ -68,7 +68,7 @@ def test_a_pool_that_cannot_serve_a_population_or_rungs_is_refused(here: Path, c
 
 
 def test_help_names_every_key():
-    assert all(name in help_text() for name in KEYS)
+    assert all(name in HELP for name in KEYS)
 
 
 def test_a_group_has_its_sizes_and_rates_that_are_switched_on():

@@ -58,7 +58,7 @@ def commands() -> str:
     parts = ["# Commands\n\nThe output of `--help`, by command."]
     for name, text in COMMANDS.items():
         module = importlib.import_module(f"jaxrl_fast.{name}")
-        shown = train_help() if name == "train" else module.help_text() if hasattr(module, "help_text") else module.HELP
+        shown = train_help() if name == "train" else module.HELP
         parts.append(f"## {name}\n\n{text.partition(':')[0].capitalize()}.\n\n```text\n{shown}\n```")
     return "\n\n".join(parts) + "\n"
 

@@ -36,7 +36,7 @@ from jaxrl_fast.commands.run_config import (
     make_algorithm,
     may_be_host,
 )
-from jaxrl_fast.core import MAX_SIZE, EnvSpec, require_devices
+from jaxrl_fast.core import EnvSpec, require_devices
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
@@ -237,6 +237,28 @@ def train_help(words: Sequence[str] = ()) -> str:
     )
 
 
+OF_RUN = """RUN is a run's folder, such as runs/latest. Keys algo.* and env.* replace the run's; write algo.make,
+algo.network and algo.memory again if they are your own."""
+"""Last lines of the help of commands that take a run and settings."""
+
+
+def help_of(usage: str, keys: Mapping[str, Key], *more: str) -> str:
+    """Build the text of ``--help`` of a command with keys.
+
+    Args:
+        usage: Command with its other words, without ``python -m jaxrl_fast.``.
+        keys: Keys of the command.
+        *more: Lines below the keys.
+
+    Returns:
+        The text: usage, a line for each key with its default, and ``more``.
+    """
+    labels = [name if key.default in (None, ()) else f"{name}={written(key.default)}" for name, key in keys.items()]
+    width = max(map(len, labels))
+    lines = (f"  {label:<{width}}  {key.text}" for label, key in zip(labels, keys.values(), strict=True))
+    return "\n".join([f"python -m jaxrl_fast.{usage} [key=value ...]", *lines, *more])
+
+
 TUNED = "config/tuned/"
 
 
@@ -374,10 +396,10 @@ def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> 
         keys: Keys of the command by name.
 
     Returns:
-        The folders, and the values by key: text or whole numbers.
+        The folders, and the values by key.
 
     Raises:
-        ConfigError: Unknown key, or a number out of range.
+        ConfigError: Unknown key, or a value of another type or out of range.
     """
     found, folders = {name: key.default for name, key in keys.items()}, []
     for word in words:
@@ -388,11 +410,12 @@ def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> 
             known = " and ".join(", ".join(keys).rsplit(", ", 1))
             raise ConfigError(f"unknown key '{name}': the keys of {command} are {known}")
         else:
-            read = {int: _whole, bool: _true_or_false}.get(keys[name].type)
-            found[name] = value if read is None else read(name, value, keys[name])
+            found[name] = value if keys[name].type is str else schema.read_value(name, read_word(word)[1], keys[name])
     return folders, found
 
 
+POLICIES = {"newest": "policy", "best": "policy/best"}
+"""Subfolder of each policy of a run."""
 RUN_KEYS = "algo.", "env.", "algo=", "env="
 """Beginnings of a run's settings that the commands for one run take."""
 
@@ -471,18 +494,3 @@ def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:
             f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions differ from the "
             f"{spec.name} in {folder / 'config.yaml'}: use the files of one run"
         )
-
-
-def _true_or_false(name: str, value: str, key: Key) -> bool:
-    if value not in ("true", "false"):
-        raise ConfigError(f"{name}={value}: write true or false")
-    return value == "true"
-
-
-def _whole(name: str, value: str, key: Key) -> int:
-    least, most = key.minimum or 0, key.maximum or MAX_SIZE
-    if not value.isdecimal() or not least <= int(value) <= most:
-        raise ConfigError(
-            f"{name}={value}: write a whole number from {least} to {most}, for example {name}={key.default}"
-        )
-    return int(value)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxrl_fast.population.population_run import FOLDER
 from jaxrl_fast.population.sweep_words import names_own_code
-from jaxrl_fast.settings.schema import command_line
+from jaxrl_fast.settings.schema import command_line, read_word
 
 SCRIPT = "sweep.sh"
 
@@ -26,7 +26,7 @@ def write_jobs(words: Sequence[str], launcher: Literal["local", "slurm"], jobs: 
         Exit code.
     """
     own = [word for word in words if word.partition("=")[0] not in ("launcher", "jobs", "run_dir", "seed")]
-    seeds = [int(word.partition("=")[2]) for word in words if word.startswith("seed=")]
+    seeds = [int(read_word(word)[1]) for word in words if word.startswith("seed=")]
     first = seeds[-1] if seeds else 0
     folder = f"{name}-sweep/$JOB"
     begin = f"{command_line(own, 'sweep')} seed=$(({first} + 1000 * JOB)) run_dir={folder}"

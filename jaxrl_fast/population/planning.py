@@ -1,9 +1,8 @@
 """The plan of a population: how many members at once, how long a segment is, and what all of it needs."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
-
-import jax
 
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
@@ -12,8 +11,7 @@ from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.rules import Exchange, Explore, Halving, rungs_of
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, grid_size
 from jaxrl_fast.population.slots import member_bytes
-from jaxrl_fast.settings.machine import free_memory_bytes
-from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
+from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, check_fields, setting
 from jaxrl_fast.training.job import Job
 
 AT_ONCE = {"cpu": 16}
@@ -27,7 +25,8 @@ SEGMENTS = range(5, 21)
 """Segments of a run without rungs; the number that prolongs it least is used."""
 
 
-class SearchOptions(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
     """What a user asks for; the fields are keys of the command.
 
     Attributes:
@@ -45,35 +44,26 @@ class SearchOptions(NamedTuple):
         replay: Whether a copy takes over the replay buffer, too.
     """
 
-    trials: int | None = None
-    at_once: int | None = None
-    seeds_per_trial: int = 1
-    sampler: SamplerName = "random"
-    halving: int = 0
-    first_rung: int | None = None
-    score: Literal["training", "evaluation"] = "training"
-    size: int | None = None
-    every: int | None = None
-    explore: Explore = "perturb"
-    quantile: float = 0.25
-    replay: bool = False
+    trials: int | None = setting(None, "points that are tried; all of a grid, or 32", 1, MAX_SIZE)
+    at_once: int | None = setting(None, "trials at once", 1, MAX_SIZE)
+    seeds_per_trial: int = setting(1, "learners of each trial, whose mean is its score", 1, MAX_SIZE)
+    sampler: SamplerName = setting("random", "how points are chosen: tpe is Optuna's, gp counts seconds")
+    halving: int = setting(0, "at each rung one of so many goes on; 0 none", 0, MAX_SIZE)
+    first_rung: int | None = setting(None, "env steps until the first rung", 1, MAX_SIZE)
+    score: Literal["training", "evaluation"] = setting("training", "returns by which trials are compared")
+    size: int | None = setting(None, "members that copy each other: population-based training", 1, MAX_SIZE)
+    every: int | None = setting(None, "env steps between exchanges; a twentieth of the run", 1, MAX_SIZE)
+    explore: Explore = setting("perturb", "how the rates of a copy change")
+    quantile: float = setting(0.25, "share that is replaced, and share that is copied", 0.01, 0.5)
+    replay: bool = setting(False, "a copy takes over the replay buffer, too")
 
+    def __post_init__(self) -> None:
+        """Check the values.
 
-OPTIONS = {
-    "trials": Key(int | None, None, 1, "points that are tried; all of a grid, or 32", MAX_SIZE),
-    "at_once": Key(int | None, None, 1, "trials at once", MAX_SIZE),
-    "seeds_per_trial": Key(int, 1, 1, "learners of each trial, whose mean is its score", MAX_SIZE),
-    "sampler": Key(SamplerName, "random", text="how points are chosen: tpe is Optuna's, gp counts seconds"),
-    "halving": Key(int, 0, 0, "at each rung one of so many goes on; 0 none", MAX_SIZE),
-    "first_rung": Key(int | None, None, 1, "env steps until the first rung", MAX_SIZE),
-    "score": Key(Literal["training", "evaluation"], "training", text="returns by which trials are compared"),
-    "size": Key(int | None, None, 1, "members that copy each other: population-based training", MAX_SIZE),
-    "every": Key(int | None, None, 1, "env steps between exchanges; a twentieth of the run", MAX_SIZE),
-    "explore": Key(Explore, "perturb", text="how the rates of a copy change"),
-    "quantile": Key(float, 0.25, 0.01, "share that is replaced, and share that is copied", 0.5),
-    "replay": Key(bool, False, text="a copy takes over the replay buffer, too"),
-}
-"""Declarations of `SearchOptions`."""
+        Raises:
+            ConfigError: A value is wrong.
+        """
+        check_fields(self)
 
 
 class Needs(NamedTuple):
@@ -190,17 +180,6 @@ def at_once_of(
         upwards = width + (-width) % devices
         width = upwards if upwards <= min(fitting, trials + devices - 1) else max(devices, width - width % devices)
     return width
-
-
-def free_bytes() -> int:
-    """Return the free memory of the devices that JAX uses, or of this machine.
-
-    Returns:
-        Bytes.
-    """
-    stats = [device.memory_stats() or {} for device in jax.local_devices() if device.platform != "cpu"]
-    on_devices = [one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats if "bytes_limit" in one]
-    return sum(on_devices) or free_memory_bytes()
 
 
 def make_plan(

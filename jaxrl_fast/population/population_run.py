@@ -19,15 +19,7 @@ from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.population.asking import SamplerName
 from jaxrl_fast.population.driver import Driver, Hooks, Resume
 from jaxrl_fast.population.member_groups import SearchPlan
-from jaxrl_fast.population.planning import (
-    OPTIONS,
-    SearchOptions,
-    at_once_of,
-    check_options,
-    free_bytes,
-    make_plan,
-    number_of_trials,
-)
+from jaxrl_fast.population.planning import SearchOptions, at_once_of, check_options, make_plan, number_of_trials
 from jaxrl_fast.population.record import write_schedules, write_tables
 from jaxrl_fast.population.rules import Explore
 from jaxrl_fast.population.search_space import SearchSpace, describe_point, make_space
@@ -36,7 +28,8 @@ from jaxrl_fast.population.trials import Book
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, Make
-from jaxrl_fast.settings.schema import SWITCHES, Checkpoints, ConfigError, EvalOptions, Key, read_value
+from jaxrl_fast.settings.machine import free_bytes
+from jaxrl_fast.settings.schema import SWITCHES, Checkpoints, ConfigError, EvalOptions, Key
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.callbacks import Calls, ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
@@ -258,23 +251,6 @@ def best_summary(result: PopulationResult) -> dict[str, Any]:
     }
 
 
-def checked_options(options: SearchOptions) -> SearchOptions:
-    """Check options that were not read from a command line.
-
-    Args:
-        options: Options.
-
-    Returns:
-        The options.
-
-    Raises:
-        ValueError: One has another type, or is out of range.
-    """
-    return options._replace(
-        **{name: read_value(name, value, OPTIONS[name]) for name, value in options._asdict().items()}
-    )
-
-
 def space_of_rates(algorithm: Algorithm, rates: Mapping[str, str]) -> SearchSpace:
     """Read how the rates of an algorithm vary.
 
@@ -373,8 +349,8 @@ def train_population(
     """
     require_devices()
     require_vectorized(env, algorithm)
-    options = SearchOptions(trials, at_once, seeds_per_trial, sampler, halving, first_rung, score, size, every, explore)
-    options = checked_options(options._replace(quantile=quantile, replay=copy_replay))
+    search = trials, at_once, seeds_per_trial, sampler, halving, first_rung, score
+    options = SearchOptions(*search, size, every, explore, quantile, copy_replay)
     space = space_of_rates(algorithm, rates)
     check_options(options, space, total_steps)
     evaluation = EvalOptions(0, eval_episodes, beside=False)
@@ -387,7 +363,7 @@ def train_population(
     used = len({device for group in one.placement.groups for device in group.devices})
     count, platform = number_of_trials(options, space), jax.default_backend()
     sizes = dict(devices=used, platform=platform, measured=None)
-    width = at_once_of(options, count, member_bytes(one)[0], free_bytes(), **sizes)  # type: ignore[arg-type]
+    width = at_once_of(options, count, member_bytes(one)[0], free_bytes(jax.local_devices()), **sizes)  # type: ignore[arg-type]
     plan = make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
     plan = plan._replace(finalists=finalists)
     folder = None if run_dir is None else Path(run_dir)

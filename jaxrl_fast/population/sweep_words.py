@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jaxrl_fast.commands.cli import help_of
 from jaxrl_fast.commands.run_config import Run, compose, make_algorithm
 from jaxrl_fast.core import MAX_SIZE
-from jaxrl_fast.population.planning import OPTIONS, SearchOptions, check_options
+from jaxrl_fast.population.planning import SearchOptions, check_options
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, make_space
-from jaxrl_fast.settings.schema import SWITCHES, ConfigError, Key, read_value, read_word, run_keys, written
+from jaxrl_fast.settings.schema import SWITCHES, ConfigError, Key, keys_of, read_value, read_word, run_keys, written
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.system import CODE, names_code
 
 OF_POPULATION = ("size", "every", "explore", "quantile", "replay")
-KEYS = {f"population.{name}" if name in OF_POPULATION else name: key for name, key in OPTIONS.items()}
+KEYS = {f"population.{name}" if name in OF_POPULATION else name: key for name, key in keys_of(SearchOptions).items()}
 KEYS["at_once"] = Key(int | Literal["measure"] | None, None, 1, "trials at once; measure: finds the fastest", MAX_SIZE)
 KEYS |= {
     "finalists": Key(int, 4, 1, "trials that are evaluated again at the end", 64),
@@ -27,13 +28,16 @@ KEYS |= {
 MEASURE = "measure"
 SWEEP_FILE = "sweep.json"
 
-HELP = """python -m jaxrl_fast.sweep KEY=VALUE ... sample.KEY=VALUES ... [key=value ...]
-  sample.algo.learning_rate=log:1e-4:1e-2     a rate, drawn on a logarithmic scale
+HELP = help_of(
+    "sweep sample.KEY=VALUES [...]",
+    KEYS,
+    """  sample.algo.learning_rate=log:1e-4:1e-2     a rate, drawn on a logarithmic scale
   sample.algo.discount=uniform:0.95:0.999     on a linear one
   sample.algo.gae_lambda=choice:0.9,0.95      from a list; grid:0.9,0.95 tries all
   sample.algo.policy_hidden=choice:[64],[256,256]   a size: a program for each value
   resume=FOLDER                               continue a sweep that was stopped or killed
-All members of a group train side by side in one program. Other keys of the command, then all keys of train:"""
+All members of a group train side by side in one program. All keys of train as well.""",
+)
 
 
 class Sweep(NamedTuple):
@@ -54,15 +58,6 @@ class Sweep(NamedTuple):
     options: SearchOptions
     given: dict[str, Any]
     space: SearchSpace
-
-
-def help_text() -> str:
-    """Return the text of ``--help``.
-
-    Returns:
-        The text.
-    """
-    return "\n".join([HELP, *(f"  {name:<20} {written(key.default):<9} {key.text}" for name, key in KEYS.items())])
 
 
 def read_sweep(words: Sequence[str]) -> Sweep:
@@ -92,7 +87,7 @@ def read_sweep(words: Sequence[str]) -> Sweep:
     _check_run(run)
     short = {name.removeprefix("population."): value for name, value in given.items()}
     short["at_once"] = None if given["at_once"] == MEASURE else given["at_once"]
-    options = SearchOptions(**{name: short[name] for name in SearchOptions._fields})
+    options = SearchOptions(**{name: short[name] for name in keys_of(SearchOptions)})
     space = make_space(texts, _varying(run, texts), [f"algo.{name}" for name in make_algorithm(run).hyper._fields])
     for key, draw in space.rates.items():
         if key in SWITCHES and draw.kind in ("choice", "grid") and 0 in draw.values and len(draw.values) > 1:

@@ -8,6 +8,7 @@ import platform
 import re
 import stat
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -238,6 +239,20 @@ def free_memory_bytes() -> int:
     except (OSError, ValueError):  # no container, or one without a limit
         return free
     return max(0, min(free, limit - used))
+
+
+def free_bytes(devices: Iterable[jax.Device]) -> int:
+    """Return the memory that programs can still get on some devices.
+
+    Args:
+        devices: Devices; the CPU's have the memory of this machine together.
+
+    Returns:
+        Bytes.
+    """
+    stats = [device.memory_stats() or {} for device in devices if device.platform != "cpu"]
+    on_devices = [one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats if "bytes_limit" in one]
+    return sum(on_devices) or free_memory_bytes()
 
 
 def busy_seconds() -> tuple[float, float] | None:

@@ -86,7 +86,7 @@ class Key(NamedTuple):
         return self.stored == "always" or (self.stored == "changed" and value != self.default)
 
 
-def setting(default: Any, text: str, minimum: int | None = None, maximum: int | None = None, **others: Any) -> Any:
+def setting(default: Any, text: str, minimum: float | None = None, maximum: float | None = None, **others: Any) -> Any:
     """Declare a dataclass field as a `Key`.
 
     Args:
@@ -159,8 +159,7 @@ class Checkpoints:
         Raises:
             ConfigError: A value is wrong.
         """
-        for name, key in _keys_of(type(self)).items():
-            object.__setattr__(self, name, read_value(f"checkpoint.{name}", getattr(self, name), key))
+        check_fields(self, "checkpoint.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +275,7 @@ def run_keys() -> dict[str, Key]:
     Returns:
         Keys by dotted name.
     """
-    return {name: key for prefix, schema in SECTIONS.items() for name, key in _keys_of(schema, prefix).items()}
+    return {name: key for prefix, schema in SECTIONS.items() for name, key in keys_of(schema, prefix).items()}
 
 
 @cache
@@ -286,7 +285,7 @@ def choice_keys() -> dict[str, Key]:
     Returns:
         Keys by name.
     """
-    return _keys_of(ChoiceSchema)
+    return keys_of(ChoiceSchema)
 
 
 def resume_rule(name: str) -> Literal["fixed", "free", "silent"]:
@@ -434,7 +433,30 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"write one of {', '.join(names.values())}"
 
 
-def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
+def check_fields(options: Any, prefix: str = "") -> None:
+    """Check and convert the fields of a frozen dataclass that were declared by `setting`.
+
+    Args:
+        options: The dataclass, which is changed.
+        prefix: Before the names of its keys.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    for name, key in keys_of(type(options)).items():
+        object.__setattr__(options, name, read_value(f"{prefix}{name}", getattr(options, name), key))
+
+
+def keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
+    """Return the keys that the fields of a dataclass declare.
+
+    Args:
+        schema: Dataclass, whose fields are made by `setting`.
+        prefix: Before the names of the keys.
+
+    Returns:
+        Declarations by key.
+    """
     hints, fields = get_type_hints(schema), dataclasses.fields(schema)
     keys = ((f.name, Key(**{"type": hints[f.name], "default": f.default, **f.metadata})) for f in fields)
     return {prefix + name.removesuffix("_"): key for name, key in keys}

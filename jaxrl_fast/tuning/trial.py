@@ -256,8 +256,9 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     ready = compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
     wanted = memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
-    cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free_bytes(device)
     taken = current_bytes() if device.platform == "cpu" else 0  # more after compiling than after loading from disk
+    free = machine.free_bytes([device]) + taken
+    cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free
     if wanted is not None and wanted + taken > cap:
         raise DoesNotFit(f"needs {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
     timed = warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
@@ -345,21 +346,6 @@ def share_of_others(
         return None
     all_s, own_s = (b - a for a, b in zip(before, after, strict=True))
     return max(0.0, all_s - own_s) / (seconds * machine.cpu_cores())
-
-
-def free_bytes(device: jax.Device) -> int:
-    """Return the free memory of a device.
-
-    Args:
-        device: Device.
-
-    Returns:
-        Bytes.
-    """
-    stats = (device.memory_stats() or {}) if device.platform != "cpu" else {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return machine.free_memory_bytes() + current_bytes()
 
 
 def _checked(seconds: float, metrics: dict[str, Any]) -> float:
