@@ -284,14 +284,13 @@ def make_train_step(
             kind.
     """
     require_devices()
-    require_vectorized(env, algorithm)
     vec_env = make_bridge(env).env if isinstance(env, HostEnv) else env
     graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps, shards=shards))
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
         require_key(key)
-        check_hyper(hyper, algorithm.hyper, has_end=total_steps is not None)
-        return init_graph(graph, key, hyper)
+        own = hyper is algorithm.hyper
+        return init_graph(graph, key, hyper if own else checked_hyper(hyper, algorithm.hyper, total_steps))
 
     def train_step(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
         check_state(state)
@@ -386,20 +385,23 @@ def check_state(state: object) -> None:
         raise ValueError(f"state is a {type(state).__name__}: write the state that init(key) or train_step returned")
 
 
-def check_hyper(hyper: Any, own: Any, *, has_end: bool) -> None:
+def checked_hyper(hyper: Any, own: Any, total_steps: int | None) -> Any:
     """Check the hyper-parameters given to ``init``.
 
     Args:
         hyper: Argument.
         own: Hyper-parameters of the algorithm.
-        has_end: Whether the run has a length, which schedules need.
+        total_steps: Length of the run, which schedules need.
+
+    Returns:
+        The argument.
 
     Raises:
         ValueError: They are of another algorithm, not numbers, or schedules without a length.
     """
     if type(hyper) is not type(own):
         raise ValueError(f"hyper is a {type(hyper).__name__}: write algorithm.hyper._replace(learning_rate=...)")
-    if (names := ", ".join(schedules(hyper))) and not has_end:
+    if (names := ", ".join(schedules(hyper))) and total_steps is None:
         raise ValueError(f"{names} of hyper is a schedule: write make_train_step(..., total_steps=...)")
     for name, rate in hyper._asdict().items():
         for value in jax.tree.leaves(rate):
@@ -409,3 +411,4 @@ def check_hyper(hyper: Any, own: Any, *, has_end: bool) -> None:
                 raise ValueError(
                     f"{name} of hyper has the shape {list(np.shape(value))}: write jax.vmap(init) for several"
                 )
+    return hyper

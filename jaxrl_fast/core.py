@@ -446,8 +446,7 @@ def require_key(key: Any) -> None:
         ValueError: It is something else, or several keys.
     """
     dtype, shape = getattr(key, "dtype", None), np.shape(key)
-    typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
-    if typed and shape:
+    if (typed := dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)) and shape:
         raise ValueError(f"key has the shape {list(shape)}: write one key, or map over several by jax.vmap")
     if not typed and (dtype, shape) != (np.uint32, (2,)):  # the older form of a key
         raise ValueError(f"key={key!r} is not a random key: write jax.random.key(0)")

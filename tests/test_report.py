@@ -151,6 +151,13 @@ def test_the_seconds_add_up_to_the_whole(runs):
     assert sum(part["seconds"] for part in parts) == pytest.approx(view.summary["wall_s"], rel=0.02)
 
 
+def test_the_seconds_of_a_population_are_its_members(tmp_path: Path):
+    (tmp_path / "members.json").write_text(json.dumps({"members": [{"number": 0}]}))
+    (tmp_path / "summary.json").write_text(json.dumps({"wall_s": 9.0, "compile_s": 2.0}))
+    write_status(tmp_path, {})
+    assert [part["label"][:5] for part in time_spent(read_run(tmp_path))] == ["compi", "train"]
+
+
 def test_settings_say_where_they_come_from(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("algo: {name: ppo, hidden: [64, 64], clip: null}\nplacement: fused\n")
     write_status(tmp_path, {"sources": {"algo": "command line"}, "chosen": "measured"})

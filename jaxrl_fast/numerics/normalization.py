@@ -204,12 +204,9 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
         ValueError: Normalization is requested and there are only images.
     """
     leaves = [leaf for path, leaf in jax.tree.leaves_with_path(spec.obs) if not is_mask(path)]
-    only_images = all(map(is_image, leaves))
-    if asked and only_images:
-        raise ValueError(
-            f"normalize_observations=true does not support {spec.name}, whose observations are images: their bytes are "
-            "always scaled to 0..1. Leave normalize_observations out."
-        )
+    if asked and all(map(is_image, leaves)):
+        why = f"the observations of {spec.name} are images, whose bytes are always scaled to 0..1"
+        raise ValueError(f"normalize_observations=true: {why}: leave it out")
     return any(len(leaf.shape) < 3 for leaf in leaves) if asked is None else asked
 
 

@@ -477,10 +477,13 @@ def check_graph(graph: Graph) -> Graph:
             outside a cycle reads its channel at age 0.
     """
     names = [f.name for f in graph.fragments]
-    for name in names:
-        if names.count(name) > 1:
-            raise GraphError(f"two fragments are named '{name}'")
-    writer = _writers(graph)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise GraphError(f"two fragments are named '{twice[0]}'")
+    writer: dict[str, str] = {}
+    for name, channel in ((f.name, c) for f in graph.fragments for c in f.writes):
+        if channel in writer:
+            raise GraphError(f"channel '{channel}' has two writers, fragments '{writer[channel]}' and '{name}'")
+        writer[channel] = name
     edges = {(f.name, channel) for f in graph.fragments for channel in f.reads}
     for reader, channel in sorted(edges):
         if channel not in writer:
@@ -494,17 +497,6 @@ def check_graph(graph: Graph) -> Graph:
     if any(f.rounds > 1 for f in graph.fragments):
         _check_rounds(graph)
     return graph
-
-
-def _writers(graph: Graph) -> dict[str, str]:
-    writer: dict[str, str] = {}
-    for fragment in graph.fragments:
-        for channel in fragment.writes:
-            if channel in writer:
-                names = f"fragments '{writer[channel]}' and '{fragment.name}'"
-                raise GraphError(f"channel '{channel}' has two writers, {names}")
-            writer[channel] = fragment.name
-    return writer
 
 
 def _check_order(graph: Graph, writer: dict[str, str]) -> None:

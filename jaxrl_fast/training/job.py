@@ -298,8 +298,9 @@ def make_job(
         ValueError: Arguments contradict each other, or the checkpoint.
     """
     require_vectorized(env, algorithm)
-    total_steps, num_seeds = options.total_steps, options.num_seeds
-    algorithm, asked = from_data(algorithm, options, env.spec)
+    total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
+    if algorithm.needs_data or options.data is not None or options.online_steps:
+        algorithm, asked = from_data(algorithm, options, env.spec)
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
     config = config_of_job(env, algorithm, options) if settings is None else ""
     settings = settings_of_job(env, algorithm, agent, options) if settings is None else settings

@@ -314,7 +314,9 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
     parts = {"start": max(0.0, first_s - compile_s), "compile": compile_s}
     parts |= {"sample only, before the first update": filling_s, "sample and learn": training_s}
     parts["wait for an evaluation"] = waited_s
-    parts["between chunks: checkpoints, tables, pages"] = whole - sum(parts.values())
+    rest = "between chunks: checkpoints, tables, pages"
+    rest = "train and compare members; checkpoints, pages" if read_members(view.path) else rest
+    parts[rest] = whole - sum(parts.values())
     found: list[dict[str, Any]] = [{"label": label, "seconds": seconds} for label, seconds in parts.items()]
     beside_s = view.summary.get("eval_s", 0.0) - waited_s
     found.append({"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True})
