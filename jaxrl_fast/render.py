@@ -25,7 +25,7 @@ KEYS = {
     "out": Key(
         str, None, text="RUN/policy.gif, another .gif, .mp4 (pip install 'jaxrl_fast[video]') or, of brax, .html"
     ),
-    "policy": Key(Literal["newest", "best"], "newest", text="newest or best"),
+    "policy": Key(Literal["newest", "best"], "newest", text="which of the run"),
     "episodes": Key(int, 1, 1, "number of episodes, one after another", 100),
     "seed": Key(int, 0, 0, "seed of the first episode; the next ones have the following numbers", MAX_SEED),
     "seconds": Key(int, 20, 1, "longest duration of an episode, in the environment's time", 3600),

@@ -7,17 +7,19 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxrl_fast import autotune, check, envs, explain
+from jaxrl_fast import autotune, check, collect, dashboard, envs, evaluate, explain, render
 from jaxrl_fast.__main__ import COMMANDS
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import train_help
 from jaxrl_fast.commands.run_config import compose, flat_settings
+from jaxrl_fast.population import sweep_words
 from jaxrl_fast.runtime.placements import PLACEMENTS
-from jaxrl_fast.settings.schema import ConfigError, run_keys
+from jaxrl_fast.settings.schema import ConfigError, run_keys, written
 from jaxrl_fast.settings.signatures import algo_keys
 
 ROOT = Path(__file__).parent.parent
@@ -138,6 +140,13 @@ def test_a_wrong_word_beside_help_is_one_line(words: str, said: str, capsys: pyt
 def test_the_help_of_commands_that_take_the_same_words_names_this_list():
     for text in (train_help(), explain.HELP, check.HELP, autotune.HELP):
         assert re.search(r"env=\S+ (algo=\S+ )?--help", text), text
+
+
+@pytest.mark.parametrize("command", [autotune, check, collect, dashboard, evaluate, render, sweep_words])
+def test_the_help_of_a_command_has_every_key_with_its_default(command: Any):
+    for name, key in command.KEYS.items():
+        default = "" if key.default in (None, ()) else f"={written(key.default)}"
+        assert key.text and re.search(rf"(?m)^  {re.escape(name + default)} +{re.escape(key.text)}", command.HELP), name
 
 
 def test_every_example_of_the_help_is_a_run():

@@ -255,7 +255,8 @@ def help_of(usage: str, keys: Mapping[str, Key], *more: str) -> str:
     """
     labels = [name if key.default in (None, ()) else f"{name}={written(key.default)}" for name, key in keys.items()]
     width = max(map(len, labels))
-    lines = (f"  {label:<{width}}  {key.text}" for label, key in zip(labels, keys.values(), strict=True))
+    texts = [f"{key.text} ({choices})" if (choices := _choices(key)) else key.text for key in keys.values()]
+    lines = (f"  {label:<{width}}  {text}" for label, text in zip(labels, texts, strict=True))
     return "\n".join([f"python -m jaxrl_fast.{usage} [key=value ...]", *lines, *more])
 
 
@@ -383,8 +384,11 @@ def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> li
 
 def _key_line(name: str, key: Key, default: Any) -> str:
     shown = "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
-    choices = " " + "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
-    return f"  {name:<18} {shown:<8} {key.text}{choices}"
+    return f"  {name:<18} {shown:<8} {key.text} {_choices(key)}".rstrip()
+
+
+def _choices(key: Key) -> str:
+    return "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
 
 
 def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[list[Path], dict[str, Any]]:
