@@ -277,6 +277,8 @@ CHOICES = [
     ("eval_share", 1, "true or false"),
     ("debug", "x", "true or false"),
     ("checkpoints", 5, "Checkpoints(...)"),
+    ("on_metrics", "print", "a function"),
+    ("should_stop", None, "a function"),
 ]
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import reduce, wraps
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import jax
@@ -277,7 +278,7 @@ def declared_number(hint: Any) -> Number | None:
 
 
 def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Factory], Factory]:
-    """Make a decorator that checks the numeric arguments of a function, and those with choices (`check_choice`).
+    """Make a decorator that checks a function's arguments: numbers, choices (`check_choice`) and functions.
 
     An environment or an algorithm that the function returns stores all arguments.
 
@@ -290,14 +291,14 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
 
     def decorate(function: Factory) -> Factory:
         hints = get_type_hints(function, include_extras=True)
-        found = {name: number for name, hint in hints.items() if (number := declared_number(hint)) is not None}
-        ranges = found if declared is None else declared
-        choices = {name: hint for name, hint in hints.items() if has_choices(hint)}
+        ranges = declared or {name: number for name, hint in hints.items() if (number := declared_number(hint))}
+        checks = {name: check_choice for name, hint in hints.items() if has_choices(hint)}
+        checks |= {name: _check_function for name, hint in hints.items() if _is_function(hint)}
 
         @wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
-            for name in sorted(choices.keys() & given.keys()):
-                check_choice(name, given[name], choices[name])
+            for name in sorted(checks.keys() & given.keys()):
+                checks[name](name, given[name], hints[name])
             given |= {name: read_number(name, given[name], ranges[name]) for name in given if name in ranges}
             made = function(*args, **given)
             return with_arguments(made, function, args, given) if hasattr(made, "made") else made
@@ -349,6 +350,16 @@ def has_choices(hint: Any) -> bool:
         True for texts to choose from, true or false, sizes of layers, and a dataclass of options.
     """
     return get_origin(hint) is Literal or hint in (bool, bool | None, tuple[int, ...]) or is_dataclass(hint)
+
+
+def _is_function(hint: Any) -> bool:
+    allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return {get_origin(one) for one in allowed if one is not type(None)} == {Callable}
+
+
+def _check_function(name: str, value: Any, hint: Any) -> None:
+    if not callable(value) and (value is not None or type(None) not in get_args(hint)):
+        raise ValueError(f"{name}={value}: write a function")
 
 
 def check_choice(name: str, value: Any, hint: Any) -> None:
