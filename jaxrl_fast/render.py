@@ -52,7 +52,8 @@ def render_run(words: Sequence[str]) -> int:
     """
     folder, given = read_words(words, "render", KEYS)
     which, out = given["policy"], Path(given["out"] or folder / "policy.gif")
-    check_out(out)
+    if given["out"] is not None:
+        check_out(out)
     offer_gl()
     setup()
     # An accelerator may be busy training, and one environment does not need it.

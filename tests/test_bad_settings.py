@@ -181,7 +181,7 @@ COMMANDS = [
     ("evaluate taken episodes=ten", "episodes=ten: write a whole number"),
     ("evaluate taken episodes=²", "episodes=²: write a whole number"),
     ("evaluate taken seed=-1", "seed=-1: write a number of at least 0"),
-    ("evaluate taken seed=4294967296", "seed=4294967296: write a whole number"),
+    ("evaluate taken seed=4294967296", "seed=4294967296: write a number of at most 4294967295"),
     ("evaluate taken episode=3", "unknown key 'episode': the keys of evaluate are episodes, seed and sample"),
     ("evaluate --multirun taken", "--multirun is for training: run evaluate once for each run"),
 ]

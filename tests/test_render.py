@@ -345,7 +345,7 @@ def test_a_mistake_ends_in_one_line(commands: Commands, runs: Path):
             "unknown key 'frames': the keys of render are out, policy, episodes, seed, seconds, fps and width"
         ),
         "cartpole fps=100": "fps=100: write a number of at most 50",
-        "cartpole policy=last": "policy=last: write newest or best",
+        "cartpole policy=last": "policy=last: write one of newest, best",
         "cartpole policy=best": "cartpole/policy/best holds no policy",
         "probe": "probe value cannot be drawn: its Env has no draw. Write a function",
     }

@@ -205,8 +205,8 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
     """
     leaves = [leaf for path, leaf in jax.tree.leaves_with_path(spec.obs) if not is_mask(path)]
     if asked and all(map(is_image, leaves)):
-        why = f"the observations of {spec.name} are images, whose bytes are always scaled to 0..1"
-        raise ValueError(f"normalize_observations=true: {why}: leave it out")
+        what = f"{spec.name}, whose observations are images: their bytes are always scaled to 0..1"
+        raise ValueError(f"normalize_observations=true does not support {what}. Leave normalize_observations out.")
     return any(len(leaf.shape) < 3 for leaf in leaves) if asked is None else asked
 
 
