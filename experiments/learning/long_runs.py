@@ -30,11 +30,11 @@ SAMPLE_S = 15.0
 """Seconds between two samples of the memory."""
 HEAD = """# Runs of full length
 
-`python experiments/learning/long_runs.py NAME core=N` makes a run, and without a name this page. One seed and one core
-each, with evaluations in the same process. *Published* is another trainer's return on
-the same task, after as many steps where nothing else is written. *Speed* is the median of environment steps a second in the first and in the last fifth of the run; it
-falls where a longer episode or a better policy makes steps dearer, or where the machine did other work. *Memory* is
-what the process alone holds (its proportional set), after the first tenth and at the end.
+`python experiments/learning/long_runs.py NAME core=N` makes a run, and without a name this page. One seed and one
+core each, with evaluations in the same process. *Published* is another trainer's return on the same task, after as
+many steps where nothing else is written. *Speed* is the median of environment steps a second in the first and in the
+last fifth of the run; it falls where a longer episode or a better policy makes steps dearer, or where the machine did
+other work. *Memory* is what the process alone holds (its proportional set), after the first tenth and at the end.
 
 | run | steps | greedy return | published | hours | speed, first → last fifth | memory, GB |
 |---|---|---|---|---|---|---|
