@@ -45,7 +45,7 @@ BRAX = "the upper end of the axis in brax's training notebook, after 50 M steps"
 
 
 class Run(NamedTuple):
-    """One run: words of the command, and the published return with its source (0 without one)."""
+    """One run: words of the command, and the published return with its source."""
 
     words: str
     published: float
@@ -112,7 +112,8 @@ def save(name: str) -> None:
     steps, seconds = np.asarray(table["env_steps"]), np.asarray(table["wall_s"])
     memory = np.loadtxt(folder / "memory.csv", delimiter=",", ndmin=2)
     memory = memory[memory[:, 1] > 0]
-    every = max(len(steps) // 200, 1)
+    pauses_cut = np.minimum(np.diff(memory[:, 0], prepend=memory[0, 0]), 2 * SAMPLE_S)
+    every, fewer = max(len(steps) // 200, 1), max(len(memory) // 200, 1)
     found = {
         "command": f"python -m jaxrl_fast.train {RUNNERS[name].words} seed=0 eval.beside=false",
         "machine": f"1 core of {machine()}",
@@ -122,8 +123,8 @@ def save(name: str) -> None:
         "curve": [[p["env_steps"], p["returns"][0], p["wall_s"]] for p in read_curve(folder / "run")],
         "steps": steps[::every].tolist(),
         "seconds": seconds[::every].tolist(),
-        "memory_s": (memory[:, 0] - memory[0, 0])[:: max(len(memory) // 200, 1)].tolist(),
-        "memory_mb": memory[:: max(len(memory) // 200, 1), 1].tolist(),
+        "memory_s": np.cumsum(pauses_cut)[::fewer].tolist(),
+        "memory_mb": memory[::fewer, 1].tolist(),
     }
     results = read()
     results[name] = found

@@ -92,7 +92,7 @@ def read_recorded(
 
 
 def from_data(algorithm: Algorithm, options: Any, spec: EnvSpec) -> tuple[Algorithm, Any]:
-    """Let a run learn from its data, if it has any.
+    """Let a run learn from data.
 
     Args:
         algorithm: Algorithm of the run.
@@ -105,8 +105,6 @@ def from_data(algorithm: Algorithm, options: Any, spec: EnvSpec) -> tuple[Algori
     Raises:
         ValueError: As `read_recorded`.
     """
-    if not algorithm.needs_data and options.data is None and not options.online_steps:
-        return algorithm, options.graph
     recorded = read_recorded(options.data, algorithm, spec, options.total_steps, options.online_steps)
     return with_data(algorithm, recorded), options.graph._replace(recorded=recorded)
 

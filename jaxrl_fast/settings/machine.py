@@ -252,7 +252,7 @@ def free_bytes(devices: Iterable[jax.Device]) -> int:
     """
     stats = [device.memory_stats() or {} for device in devices if device.platform != "cpu"]
     on_devices = [one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats if "bytes_limit" in one]
-    return sum(on_devices) or free_memory_bytes()
+    return sum(on_devices) if on_devices else free_memory_bytes()
 
 
 def busy_seconds() -> tuple[float, float] | None:

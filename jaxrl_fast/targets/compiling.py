@@ -11,7 +11,6 @@ from jaxrl_fast.commands.prepare import taught_algorithm
 from jaxrl_fast.commands.run_config import Run, job_options, make_envs, with_defaults
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
-from jaxrl_fast.learning.offline import from_data
 from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
@@ -21,7 +20,7 @@ from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.accelerators import Chip, Target, devices_of
 from jaxrl_fast.targets.program_cost import ProgramCost, by_group, cost_of, find_dump, module_name
-from jaxrl_fast.training.job import plan_run
+from jaxrl_fast.training.job import plan_run, with_own_data
 from jaxrl_fast.views.description import compiled_parts
 
 PREALLOCATED = {"cuda": 0.75, "tpu": 1.0}
@@ -183,7 +182,7 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     """
     env = make_envs(run)
     algorithm = taught_algorithm(with_defaults(run, env.spec))[0]
-    algorithm, options = from_data(algorithm, job_options(run), env.spec)
+    algorithm, options = with_own_data(algorithm, job_options(run), env.spec)
     options = options._replace(joined=starts_kernels_singly(target.chip.platform))
     graph, agent = build_graph(in_graph(env).env, algorithm, options)
     placed = place_on(graph, placement_for(run, target), devices_of(target))

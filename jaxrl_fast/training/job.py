@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import yaml
 
-from jaxrl_fast.core import made_by, require_vectorized
+from jaxrl_fast.core import EnvSpec, made_by, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
@@ -298,9 +298,8 @@ def make_job(
         ValueError: Arguments contradict each other, or the checkpoint.
     """
     require_vectorized(env, algorithm)
-    total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
-    if algorithm.needs_data or options.data is not None or options.online_steps:
-        algorithm, asked = from_data(algorithm, options, env.spec)
+    total_steps, num_seeds = options.total_steps, options.num_seeds
+    algorithm, asked = with_own_data(algorithm, options, env.spec)
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
     config = config_of_job(env, algorithm, options) if settings is None else ""
     settings = settings_of_job(env, algorithm, agent, options) if settings is None else settings
@@ -321,6 +320,25 @@ def make_job(
     store = keep((options.graph, placed, plan.ticks_per_chunk, num_seeds))
     parts = env, algorithm, agent, graph, placed, program, plan, keys, failures, options, settings, resumed
     return Job(*parts, store, config)
+
+
+def with_own_data(algorithm: Algorithm, options: JobOptions, spec: EnvSpec) -> tuple[Algorithm, GraphOptions]:
+    """Let an algorithm learn from the data of its run, if there are any.
+
+    Args:
+        algorithm: Algorithm.
+        options: Options of the job.
+        spec: Environment of the run.
+
+    Returns:
+        The algorithm, and the options of the graph.
+
+    Raises:
+        ValueError: The data are missing, damaged or of another environment.
+    """
+    if algorithm.needs_data or options.data is not None or options.online_steps:
+        return from_data(algorithm, options, spec)
+    return algorithm, options.graph
 
 
 def bridge_of(env: VecEnv | HostEnv, options: JobOptions) -> Bridge:

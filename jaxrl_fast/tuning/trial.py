@@ -27,7 +27,6 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.io_callback_env import in_graph
-from jaxrl_fast.learning.offline import from_data
 from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain
@@ -35,7 +34,7 @@ from jaxrl_fast.runtime.graph import Graph, TrainState
 from jaxrl_fast.runtime.placements import Placement, check_placed, place
 from jaxrl_fast.settings import machine
 from jaxrl_fast.system import current_bytes, peak_bytes
-from jaxrl_fast.training.job import ticks_within
+from jaxrl_fast.training.job import ticks_within, with_own_data
 from jaxrl_fast.tuning import ceiling
 from jaxrl_fast.tuning.measuring import Request, What
 from jaxrl_fast.views import hlo
@@ -284,7 +283,7 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -
         return ceiling.updates_only(env, algorithm)
     if what == "environments" and not isinstance(env, HostEnv):
         return ceiling.environments_only(env, run.algo_options["rollout_length"])
-    return build_graph(joined, *from_data(algorithm, job_options(run), env.spec))[0]
+    return build_graph(joined, *with_own_data(algorithm, job_options(run), env.spec))[0]
 
 
 def without_warm_up(run: Run) -> Run:

@@ -19,7 +19,7 @@ from jaxrl_fast.settings.schema import by_dotted_key, command_line, named_again,
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
-from jaxrl_fast.training.records import ENDED, read_members
+from jaxrl_fast.training.records import ENDED, MEMBERS, read_members
 from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
 from jaxrl_fast.views.comparing import SEEDS, groups_of, joined
 
@@ -315,7 +315,7 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
     parts |= {"sample only, before the first update": filling_s, "sample and learn": training_s}
     parts["wait for an evaluation"] = waited_s
     rest = "between chunks: checkpoints, tables, pages"
-    rest = "train and compare members; checkpoints, pages" if read_members(view.path) else rest
+    rest = "train and compare members; checkpoints, pages" if (view.path / MEMBERS).exists() else rest
     parts[rest] = whole - sum(parts.values())
     found: list[dict[str, Any]] = [{"label": label, "seconds": seconds} for label, seconds in parts.items()]
     beside_s = view.summary.get("eval_s", 0.0) - waited_s
