@@ -157,7 +157,7 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
         stored = {"words": sweep.words_given, "at_once": width}
         replace_file(folder / SWEEP_FILE, json.dumps(stored) + "\n")
         print_opening(run, chosen, folder)
-        print_needs(sweep, plan, needs_of(plan, sweep.options, largest))
+        print_needs(sweep, plan, needs_of(plan, sweep.options, largest), largest.env.spec.max_episode_steps)
         write_facts(run, chosen, folder)
     each = sweep.options.seeds_per_trial
     steps = plan.trials * each * plan.segments * plan.segment_steps
@@ -321,13 +321,14 @@ def measure_at_once(sweep: Sweep, jobs: Jobs, sizes: Mapping[str, Any], most: in
     return best
 
 
-def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs) -> None:
+def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs, max_episode_steps: int | None) -> None:
     """Print what a sweep needs, before anything is compiled.
 
     Args:
         sweep: The sweep.
         plan: Its plan.
         needs: What it needs.
+        max_episode_steps: Time limit of the environment, None for no limit.
     """
     each, space = sweep.options.seeds_per_trial, sweep.space
     what = "trials" if plan.exchange is None else "members"
@@ -345,11 +346,13 @@ def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs) -> None:
     if plan.save_every:
         after = "each segment" if plan.save_every == 1 else f"every {plan.save_every} segments"
         print(f"a checkpoint of up to {needs.checkpoint_bytes / 1e6:,.1f} MB after {after}")
-    given = sweep.given
-    at_rungs = f"{sweep.run.eval.episodes} episodes of each learner after each segment, "
-    at_rungs = at_rungs if plan.score == "evaluation" else ""
-    finalists = min(given["finalists"], plan.trials)
-    print(f"evaluations: {at_rungs}{given['final_episodes']} episodes of the best {finalists} at the end", flush=True)
+    finalists, last = min(sweep.given["finalists"], plan.trials), sweep.given["final_episodes"]
+    episodes, at_rungs = finalists * each * last, ""
+    if plan.score == "evaluation":
+        at_rungs = f"{sweep.run.eval.episodes} episodes of each learner after each segment, "
+        episodes += plan.trials * each * plan.segments * sweep.run.eval.episodes
+    steps = f"; at most {episodes * max_episode_steps:,} environment steps" if max_episode_steps else ""
+    print(f"evaluations: {at_rungs}{last} episodes of the best {finalists} at the end{steps}", flush=True)
 
 
 def conclude_sweep(sweep: Sweep, result: PopulationResult, folder: Path) -> None:

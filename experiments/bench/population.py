@@ -13,6 +13,7 @@ Each row is stored when it is complete, in experiments/results/population.json, 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -173,8 +174,19 @@ def pbt(seed: int) -> None:
                 base = [word for word in [*PBT, *words] if word.partition("=")[0] not in changed]
                 more = [word for word in longer if name == "pbt" or not word.startswith("population.")]
                 asked = [*base, *more, f"seed={100 * seed}", "finalists=4"]
-                summary, seconds = sweep(asked, in_new_folder(name))
-                store(f"{kind} {name} {seed}", row_of(summary, seconds))
+                folder = in_new_folder(name)
+                summary, seconds = sweep(asked, folder)
+                store(f"{kind} {name} {seed}", {**row_of(summary, seconds), "sampled": play_sampled(folder / "best")})
+
+
+def play_sampled(best: Path, episodes: int = 1_000) -> list[float]:
+    """Return mean and deviation of the return when actions are drawn, as MinAtar's published returns are.
+
+    A greedy policy of MinAtar's Breakout plays one of two episodes, by the side on which the ball starts.
+    """
+    words = [sys.executable, "-m", "jaxrl_fast.evaluate", str(best), f"episodes={episodes}", "sample=true"]
+    text = subprocess.run(words, check=True, capture_output=True, text=True, timeout=3600).stdout
+    return [float(number) for number in re.findall(r"return +(\S+) ± (\S+)", text)[0]]
 
 
 GP = ["env=acrobot", "algo=ppo", "tuned=false", "total_steps=500_000", "trials=16", "at_once=4", "finalists=2"]
@@ -258,6 +270,8 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
 def compared(found: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     """Write returns, and shares of steps and seconds."""
     both = [[f"{row['eval_return_mean']:.1f} ± {row['eval_return_std']:.1f}" for row in pair] for pair in found]
+    if all("sampled" in row for pair in found for row in pair):
+        both = [["{:.1f} ± {:.1f}".format(*row["sampled"]) for row in pair] for pair in found]
     steps = np.mean([b["env_steps"] / a["env_steps"] for a, b in found])
     seconds = [b["seconds"] / a["seconds"] for a, b in found]
     returns = "; ".join(f"{ours} (random {theirs})" for theirs, ours in both)

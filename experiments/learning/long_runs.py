@@ -71,13 +71,13 @@ def main(words: list[str]) -> None:
     for name in names:
         if name not in RUNNERS:
             raise SystemExit(f"{name}: write one of {', '.join(RUNNERS)}")
-        if make(name, int(asked.get("core", "0"))):
-            save(name)
+        make(name, int(asked.get("core", "0")))
+        save(name)
     write_page()
 
 
-def make(name: str, core: int) -> bool:
-    """Start or continue a run, and sample its memory into ``memory.csv``; return whether it is complete."""
+def make(name: str, core: int) -> None:
+    """Start or continue a run, and sample its memory into ``memory.csv``, until it ends or Ctrl-C pauses it."""
     folder = RUNS / name
     folder.mkdir(parents=True, exist_ok=True)
     os.sched_setaffinity(0, {core})
@@ -92,7 +92,6 @@ def make(name: str, core: int) -> bool:
                 table.flush()
         except KeyboardInterrupt:
             child.wait()
-    return finished(folder / "run")
 
 
 def memory_mb(pid: int) -> float:
@@ -105,8 +104,11 @@ def memory_mb(pid: int) -> float:
 
 
 def save(name: str) -> None:
-    """Store the figures of a complete run."""
+    """Store the figures of a run, complete or paused, that was evaluated at least once."""
     folder = RUNS / name
+    curve = [[point["env_steps"], point["returns"][0], point["wall_s"]] for point in read_curve(folder / "run")]
+    if not curve:
+        return
     summary = json.loads((folder / "run" / "summary.json").read_text())
     table = read_columns(folder / "run" / "metrics.csv")
     steps, seconds = np.asarray(table["env_steps"]), np.asarray(table["wall_s"])
@@ -120,7 +122,8 @@ def save(name: str) -> None:
         "commit": commit(),
         "versions": versions(),
         "wall_s": summary["wall_s"],
-        "curve": [[p["env_steps"], p["returns"][0], p["wall_s"]] for p in read_curve(folder / "run")],
+        "complete": finished(folder / "run"),
+        "curve": curve,
         "steps": steps[::every].tolist(),
         "seconds": seconds[::every].tolist(),
         "memory_s": np.cumsum(pauses_cut)[::fewer].tolist(),
@@ -150,7 +153,7 @@ def line(name: str, found: dict[str, Any]) -> str:
     last, run = found["curve"][-1], RUNNERS[name]
     cells = [
         f"`{name}`",
-        f"{last[0]:,}",
+        f"{last[0]:,}" if found.get("complete", True) else f"{last[0]:,}, paused",
         f"{last[1]:,.1f}",
         f"{run.published:,.0f}: {run.source}",
         f"{found['wall_s'] / 3600:.2f}",
@@ -163,7 +166,7 @@ def line(name: str, found: dict[str, Any]) -> str:
 def write_page() -> None:
     """Write the table of all runs with results, and their picture."""
     results = read()
-    missing = [name for name in RUNNERS if name not in results]
+    missing = [name for name in RUNNERS if not results.get(name, {"complete": False}).get("complete", True)]
     rows = "".join(line(name, results[name]) for name in RUNNERS if name in results)
     text = HEAD + rows + "\n![Return, steps/s and memory over hours](../experiments/results/long_runs.png)\n"
     if missing:
