@@ -1,9 +1,10 @@
 """Worker: all agents of traffic junctions act, each with a separate network, with jaxrl_fast.
 
-``python junction_ours.py host|compiled|alone <agents> <junctions>x<steps> ...`` prints, for each number of junctions,
-the seconds of this many environment steps. ``host``: ma-gym's environment in our pool, through the interface for
-parallel environments; ``compiled``: our compiled junction, in one program; ``alone``: ma-gym's environment with the
-actions of ``host``, computed beforehand, so no network runs.
+``python junction_ours.py host|workers|compiled|alone <agents> <junctions>x<steps> ...`` prints, for each number of
+junctions, the seconds of this many environment steps. ``host``: ma-gym's environment in our pool, through the interface
+for parallel environments; ``workers``: the same in whole rollouts, for which its processes draw the actions;
+``compiled``: our compiled junction, in one program; ``alone``: ma-gym's environment with the actions of ``host``,
+computed beforehand, so no network runs.
 """
 
 import random
@@ -23,11 +24,15 @@ from worker import say
 import jaxrl_fast as jf
 from jaxrl_fast.core import OUT, EnvSpec
 from jaxrl_fast.envs import traffic_junction
-from jaxrl_fast.learning.run_graph import bind
+from jaxrl_fast.learning.acting import BoundAgent
+from jaxrl_fast.learning.algorithm import Learned
+from jaxrl_fast.learning.run_graph import bind, init_params, init_statistics, sampler
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, params_template
-from jaxrl_fast.training.episodes import steps_on_host
+from jaxrl_fast.training.episodes import act_by_step, steps_on_host
 
 WARM = 20
+ROLLOUT = 1_280
+"""Environment steps of a rollout of ``workers``."""
 
 
 class Junction:
@@ -69,12 +74,15 @@ class Junction:
         return dict.fromkeys(self.possible_agents, np.array(obs[0], np.float32))  # the same list for every car
 
 
+def agent_of(spec: EnvSpec, num_envs: int, **sizes: int) -> BoundAgent:
+    """Build separate networks for all agents."""
+    hidden: dict[str, Any] = dict(policy_hidden=(junction.HIDDEN,), value_hidden=(junction.HIDDEN,), activation="relu")
+    return bind(jf.ippo(**hidden, **sizes, share_parameters=False, normalize_observations=False), spec, num_envs)
+
+
 def policy_of(spec: EnvSpec, num_agents: int) -> Policy:
-    """Build separate networks for all agents, in the form of a trained policy, with the weights that all programs
-    have.
-    """
-    sizes = dict(policy_hidden=(junction.HIDDEN,), value_hidden=(junction.HIDDEN,), activation="relu")
-    agent = bind(jf.ippo(**sizes, share_parameters=False, normalize_observations=False), spec, 8)  # type: ignore[arg-type]
+    """Build them in the form of a trained policy, with the weights that all programs have."""
+    agent = agent_of(spec, 8)
     template = params_template(spec, agent.parts, agent.acting, False)
     known = {weights.shape: weights for weights in junction.networks(num_agents)}
     params = PolicyParams(jax.tree.map(lambda leaf: jnp.asarray(known[leaf.shape]), template.parts), None)
@@ -85,7 +93,7 @@ def host(num_agents: int, steps: int, count: int) -> dict[str, Any]:
     """Measure in the pool, which measures and selects its number of workers."""
     env = jf.make_env("custom", make=partial(Junction, num_agents), num_envs=count, pool={"num_groups": 1})
     policy = policy_of(env.spec, num_agents)
-    act = jax.jit(policy.act)
+    act = act_by_step(policy)
     others = env.another(count)  # ma-gym's waiting cars still show the route of their last episode
     for _ in islice(steps_on_host(act, policy.initial_carry, others, policy.params, 0), WARM):
         pass
@@ -93,7 +101,29 @@ def host(num_agents: int, steps: int, count: int) -> dict[str, Any]:
     played = steps_on_host(act, policy.initial_carry, env, policy.params, 0)
     begin, total = time.perf_counter(), 0.0
     for step in islice(played, steps // count):
-        total += float(step.reward.sum())
+        total += float(step.step.reward.sum())
+    found = {"seconds": time.perf_counter() - begin, "rewards": total, "told": env.events()}
+    env.close()
+    return found
+
+
+def workers(num_agents: int, steps: int, count: int) -> dict[str, Any]:
+    """Measure rollouts of processes that act."""
+    pool = {"num_groups": 1, "bridge": "worker"}
+    env = jf.make_env("custom", make=partial(Junction, num_agents), num_envs=count, pool=pool)
+    agent = agent_of(env.spec, count, rollout_length=ROLLOUT // count, num_minibatches=1)
+    sample = sampler(env, agent)
+    known = {weights.shape: jnp.asarray(weights) for weights in junction.networks(num_agents)}
+    first = {part: init_params(agent.parts[part], jax.random.key(0)) for part in agent.acting.parts}
+    own = jax.tree.map(lambda leaf: known.get(leaf.shape, leaf), first)
+    inputs: dict[str, Any] = {part: Learned(params) for part, params in own.items()}
+    inputs["statistics"] = init_statistics(env, agent)
+    hyper = jax.tree.map(jnp.float32, agent.hyper)
+    state, begin, total = sample.init(jax.random.key(0)), 0.0, 0.0
+    for tick in range(-1, steps // ROLLOUT):
+        begin = time.perf_counter() if tick == 0 else begin
+        state, outputs, _ = sample.step(state, inputs, hyper, jax.random.key(tick + 1))
+        total += float(outputs["rollout"].reward.sum())
     found = {"seconds": time.perf_counter() - begin, "rewards": total, "told": env.events()}
     env.close()
     return found
@@ -160,7 +190,7 @@ def alone(num_agents: int, steps: int, count: int) -> dict[str, Any]:
 def main(how: str, num_agents: str, *asked: str) -> None:
     """Measure each number of junctions."""
     jf.setup(cpu_devices=1, cache=False)
-    side = {"host": host, "compiled": compiled, "alone": alone}[how]
+    side = {"host": host, "workers": workers, "compiled": compiled, "alone": alone}[how]
     say({count: side(int(num_agents), steps, count) for count, steps in junction.numbers(asked)})
 
 

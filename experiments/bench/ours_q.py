@@ -1,7 +1,7 @@
 """Worker: parallel Q-learning with `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
 
-``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its processes; ``callback``: the
-pool, called from within one compiled program;
+``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its processes; ``overlap``: the
+same, the next rollout during an update; ``callback``: the pool, called from within one compiled program;
 ``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement. The pool has one group:
 with one stepping process per core, no core is free to compute the actions of a second group meanwhile.
 """
@@ -21,11 +21,10 @@ from worker import say  # noqa: E402
 import jaxrl_fast as jf  # noqa: E402
 
 WARM_ROUNDS = 5
+WORKERS: dict[str, Any] = {"num_groups": 1, "bridge": "worker"}
 WORLDS = {
     "pool": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1}),
-    "workers": lambda: jf.make_env(
-        "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1, "bridge": "worker"}
-    ),
+    "workers": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool=WORKERS),
     "callback": lambda: jf.make_env(
         "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"bridge": "callback"}
     ),
@@ -57,7 +56,8 @@ def algorithm(minibatch: int) -> jf.Algorithm:
 def main(how: str, minibatch: str, rounds: str) -> None:
     """Train once, and print the seconds."""
     jf.setup(cpu_devices=1, cache=False)
-    env, rows, asked = WORLDS[how](), [], int(rounds)
+    overlap = "sampling" if how == "overlap" else "none"
+    env, rows, asked = WORLDS["workers" if how == "overlap" else how](), [], int(rounds)
     steps_per_round = SETTINGS.num_envs * SETTINGS.rollout_length
 
     def note(row: dict[str, Any]) -> None:
@@ -65,7 +65,8 @@ def main(how: str, minibatch: str, rounds: str) -> None:
             rows.append((row["env_steps"] // steps_per_round, time.perf_counter(), row))
 
     total = (asked + WARM_ROUNDS) * steps_per_round
-    jf.learn(env, algorithm(int(minibatch)), total_steps=total, eval_every=total, eval_episodes=1, on_metrics=note)
+    asked_of = {"total_steps": total, "eval_every": total, "eval_episodes": 1, "overlap": overlap}
+    jf.learn(env, algorithm(int(minibatch)), on_metrics=note, **asked_of)
     (first, warm, _), (last, now, _) = rows[0], rows[-1]
     late = [row for number, _, row in rows if number > last - LAST_ROUNDS]
     counts = [(row["episode_return"], row["episodes"]) for row in late]

@@ -31,10 +31,12 @@ CONTENDERS = {
     "ours, compiled": (sys.executable, "ours_q.py", "compiled"),
     "Ray, tuned": (str(RAY), "q_ray.py", "tuned"),
     "Ray, as written": (str(RAY), "q_ray.py", "written"),
-    "Blackjack alone": (sys.executable, "q_alone.py", "cores"),
+    "Blackjack alone": (sys.executable, "q_alone.py", "18"),
 }
 WORKERS = {"ours, workers act": (sys.executable, "ours_q.py", "workers")}
+WORKERS |= {"ours, workers act, overlap": (sys.executable, "ours_q.py", "overlap")}
 WORKERS |= {name: CONTENDERS[name] for name in ("ours, pool", "Ray, tuned", "Blackjack alone")}
+WORKERS |= {"Blackjack alone, shorter episodes": (sys.executable, "q_alone.py", "14")}
 """Programs of ``workers``, whose turns were run later and have separate results."""
 WORKER_ROUNDS = 250
 WRITTEN = "Ray, as written"
@@ -82,7 +84,7 @@ def page(document: dict[str, Any], programs: dict[str, Any]) -> str:
         ran = [name for name in programs if runs.get(name)]
         if not ran and programs is WORKERS:
             continue
-        if len(ran) < sum(turns(minibatch, name) > 0 for name in programs):
+        if not ran:
             lines.append(f"| {minibatch:,} | not run yet | | | | | |")
             continue
         lines += [line(minibatch, name, runs) for name in ran]
