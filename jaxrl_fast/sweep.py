@@ -14,31 +14,13 @@ import yaml
 
 from jaxrl_fast.commands import cli, run_config, tuning_cache
 from jaxrl_fast.commands.prepare import fill_in, new_folder, print_opening, write_facts
-from jaxrl_fast.commands.run_config import (
-    FOLLOWS_STEPS,
-    Run,
-    compose,
-    env_name,
-    job_options,
-    make_algorithm,
-    make_envs,
-    to_yaml,
-)
+from jaxrl_fast.commands.run_config import Run, compose, job_options, make_algorithm
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.numerics.optimizers import plain
+from jaxrl_fast.population import planning, population_run
 from jaxrl_fast.population.launching import write_jobs
 from jaxrl_fast.population.member_groups import SearchPlan
-from jaxrl_fast.population.planning import (
-    MEASURED,
-    Needs,
-    at_once_of,
-    check_host,
-    make_plan,
-    needs_of,
-    number_of_trials,
-)
-from jaxrl_fast.population.population_run import Files, PopulationResult, best_summary, run_population, write_best
 from jaxrl_fast.population.record import BEST, members
 from jaxrl_fast.population.search_space import all_sizes, describe_point
 from jaxrl_fast.population.slots import compile_slots, make_slots, member_bytes, seconds_of_member
@@ -46,7 +28,7 @@ from jaxrl_fast.population.sweep_words import HELP, MEASURE, SWEEP_FILE, Sweep, 
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import collect_garbage_seldom, free_bytes
-from jaxrl_fast.settings.schema import ConfigError, command_line, written
+from jaxrl_fast.settings.schema import command_line, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import StopSignal, to_stderr
 from jaxrl_fast.training.job import Job, make_job, ticks_within
@@ -75,9 +57,9 @@ class Jobs:
     def _env_of(self, run: Run) -> VecEnv | HostEnv:
         key = run.num_envs, run.num_seeds if run_config.may_be_host(run.env) else 1
         if key not in self.made:
-            self.made[key] = make_envs(run)
-            count = number_of_trials(self.sweep.options, self.sweep.space)
-            check_host(self.made[key], self.sweep.options, count, run.num_envs)
+            self.made[key] = run_config.make_envs(run)
+            count = planning.number_of_trials(self.sweep.options, self.sweep.space)
+            planning.check_host(self.made[key], self.sweep.options, count, run.num_envs)
         return self.made[key]
 
     def close(self) -> None:
@@ -118,9 +100,8 @@ def train_sweep(words: list[str]) -> int:
     resume, words = take_resume(words)
     sweep = read_sweep(words)
     if resume is not None and is_complete(resume):
-        raise ConfigError(f"resume={resume}: the sweep is complete, and its best member is in {resume / BEST}")
-    if sweep.given["launcher"] != "none":
-        return write_jobs(words, sweep.given["launcher"], sweep.given["jobs"], env_name(sweep.run))
+        print(f"resume={resume}: the sweep is complete, and its best member is in {resume / BEST}")
+        return 0
     stop = StopSignal()
     run, chosen = place_members(sweep.run)
     with closing(Jobs(sweep, run)) as jobs:
@@ -147,17 +128,22 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     width = stored_width(resume) or choose_width(sweep, jobs, largest)
     coarsest = max(ones, key=lambda job: job.plan.steps_per_tick)
     sized: dict[str, Any] = {"at_once": width, "seed": run.seed, "total_steps": run.total_steps}
-    plan = make_plan(sweep.options, sweep.space, coarsest, **sized)
+    plan = planning.make_plan(sweep.options, sweep.space, coarsest, **sized)
     plan = plan._replace(finalists=sweep.given["finalists"], save_every=segments_per_checkpoint(run, plan))
+    if sweep.given["launcher"] != "none":
+        return write_jobs(sweep.words_given, sweep.given["launcher"], sweep.given["jobs"], run_config.env_name(run))
     kind = "sweep" if sweep.options.size is None else "population"
     named = dataclasses.replace(run, name=run.name or kind, run_dir=str(resume) if resume else run.run_dir)
     with ExitStack() as stack:
         folder = Path(hosts.decide(lambda: stack.enter_context(folder_of(named, resume))))
+    begun = resume if resume is not None and population_run.has_checkpoint(resume) else None
     if hosts.is_first():
+        if resume is not None and begun is None:
+            print(f"{resume} has no checkpoint: the sweep begins anew")
         stored = {"words": sweep.words_given, "at_once": width}
         replace_file(folder / SWEEP_FILE, json.dumps(stored) + "\n")
         print_opening(run, chosen, folder)
-        print_needs(sweep, plan, needs_of(plan, sweep.options, largest), largest.env.spec.max_episode_steps)
+        print_needs(sweep, plan, planning.needs_of(plan, sweep.options, largest), largest.env.spec.max_episode_steps)
         write_facts(run, chosen, folder)
     each = sweep.options.seeds_per_trial
     steps = plan.trials * each * plan.segments * plan.segment_steps
@@ -165,17 +151,17 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     rows = [["train the best alone", best], ["continue", command_line([f"resume={folder}"], "sweep")]]
     facts = {"env": run.env, "algo": run.algo, "total_steps": steps, "commands": rows, "eval.every": 0, "kind": kind}
     stop.training = True
-    result = run_population(
+    result = population_run.run_population(
         plan,
         lambda sizes: jobs(width * each, sizes),
-        Files(folder, facts),
+        population_run.Files(folder, facts),
         should_stop=stop,
         tell=print if hosts.is_first() else lambda line: None,
         final_episodes=sweep.given["final_episodes"],
-        resume=resume,
+        resume=begun,
     )
     if hosts.is_first():
-        write_summary(folder, {**best_summary(result), "stopped_by": stop.number})
+        write_summary(folder, {**population_run.best_summary(result), "stopped_by": stop.number})
         conclude_sweep(sweep, result, folder)
     cluster.finish()
     return 128 + stop.number if stop.number else 0
@@ -193,7 +179,7 @@ def segments_per_checkpoint(run: Run, plan: SearchPlan) -> int:
     """
     if run.checkpoint.keep == 0:
         return 0
-    given = run.sources.get("checkpoint.every", FOLLOWS_STEPS) != FOLLOWS_STEPS
+    given = run.sources.get("checkpoint.every", run_config.FOLLOWS_STEPS) != run_config.FOLLOWS_STEPS
     return max(1, round((run.checkpoint.every or 1) / plan.segment_steps)) if given else 1
 
 
@@ -233,19 +219,19 @@ def choose_width(sweep: Sweep, jobs: Jobs, one: Job) -> int:
     Returns:
         The number.
     """
-    options, trials = sweep.options, number_of_trials(sweep.options, sweep.space)
+    options, trials = sweep.options, planning.number_of_trials(sweep.options, sweep.space)
     if isinstance(one.env, HostEnv) and options.size is not None:
         return trials
     devices = len({device for group in one.placement.groups for device in group.devices})
     of_machine: dict[str, Any] = {"devices": devices, "platform": jax.default_backend(), "measured": None}
     member, free = member_bytes(one)[0], free_bytes(jax.local_devices())
     if sweep.given["at_once"] == MEASURE:
-        fitting = at_once_of(dataclasses.replace(options, at_once=trials), trials, member, free, **of_machine)
+        fitting = planning.at_once_of(dataclasses.replace(options, at_once=trials), trials, member, free, **of_machine)
         sizes = {key: draw.values[0] for key, draw in sweep.space.sizes.items()}
         of_machine["measured"] = measure_at_once(sweep, jobs, sizes, fitting)
     else:
         of_machine["measured"] = measured_at_once(sweep.run)
-    return at_once_of(options, trials, member, free, **of_machine)
+    return planning.at_once_of(options, trials, member, free, **of_machine)
 
 
 @contextmanager
@@ -308,7 +294,7 @@ def measure_at_once(sweep: Sweep, jobs: Jobs, sizes: Mapping[str, Any], most: in
         The number.
     """
     costs: dict[int, float] = {}
-    for count in sorted({n for n in MEASURED if n <= most} | {most}):
+    for count in sorted({n for n in planning.MEASURED if n <= most} | {most}):
         job = jobs(count * sweep.options.seeds_per_trial, sizes)
         slots = make_slots(job, ticks_within(job.plan.steps_per_tick, 1), own_ticks=sweep.options.halving > 0)
         costs[count] = seconds_of_member(slots, compile_slots(slots))
@@ -321,7 +307,7 @@ def measure_at_once(sweep: Sweep, jobs: Jobs, sizes: Mapping[str, Any], most: in
     return best
 
 
-def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs, max_episode_steps: int | None) -> None:
+def print_needs(sweep: Sweep, plan: SearchPlan, needs: planning.Needs, max_episode_steps: int | None) -> None:
     """Print what a sweep needs, before anything is compiled.
 
     Args:
@@ -336,10 +322,11 @@ def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs, max_episode_steps:
     print(f"{plan.trials} {what}{learners}, {plan.at_once} at once; vary: {', '.join(space.draws)}")
     groups = len(all_sizes(space))
     turns = -(-plan.trials // plan.at_once)
-    how = f"{plan.segments} segments{', an exchange after each' if plan.exchange else ''}"
+    how = f"{plan.segments} segments{f', {plan.segments - 1} exchanges' if plan.exchange else ''}"
     if plan.halving is not None:
         how = f"rungs after {', '.join(map(str, plan.halving.rungs))} of {plan.segments} segments"
     print(f"{groups} program{'s' if groups > 1 else ''} to compile, {turns} turn{'s' if turns > 1 else ''}, {how}")
+    print(f"{plan.segments * plan.segment_steps:,} steps of each learner that trains to the end")
     replay = f", of these {needs.replay_bytes / 1e6:,.1f} MB replay" if needs.replay_bytes else ""
     at_once = needs.member_bytes * needs.slots / 1e6
     print(f"memory {needs.member_bytes / 1e6:,.2f} MB a learner{replay}, {at_once:,.1f} MB at once")
@@ -355,7 +342,7 @@ def print_needs(sweep: Sweep, plan: SearchPlan, needs: Needs, max_episode_steps:
     print(f"evaluations: {at_rungs}{last} episodes of the best {finalists} at the end{steps}", flush=True)
 
 
-def conclude_sweep(sweep: Sweep, result: PopulationResult, folder: Path) -> None:
+def conclude_sweep(sweep: Sweep, result: population_run.PopulationResult, folder: Path) -> None:
     """Write the best member's files, pictures and page, and print them.
 
     Args:
@@ -365,13 +352,14 @@ def conclude_sweep(sweep: Sweep, result: PopulationResult, folder: Path) -> None
     """
     texts = {}
     if result.best is not None:
-        texts = write_best(result, folder / BEST)
+        texts = population_run.write_best(result, folder / BEST)
         trial = result.book.trials[result.best]
         best = settings_of_best(sweep, result, texts)
-        replace_file(folder / BEST / "config.yaml", to_yaml(best))
+        replace_file(folder / BEST / "config.yaml", run_config.to_yaml(best))
         returns = result.returns[result.best]
-        print(f"\nbest: trial {trial.number}, {describe_point(result.book.point(trial.number))}")
-        print(f"greedy return {returns.mean():.1f} ± {returns.std():.1f} ({returns.size} new episodes)")
+        print(f"\nbest in greedy episodes: trial {trial.number}, {describe_point(result.book.point(trial.number))}")
+        each = f" of {len(returns)} learners; the policy is the best one's" if len(returns) > 1 else ""
+        print(f"greedy return {returns.mean():.1f} ± {returns.std():.1f} ({returns.size} new episodes{each})")
     seconds = result.seconds
     print(
         f"{clock(seconds['total'])} in total, of these {seconds['compiling']:.0f} s compiling and "
@@ -389,7 +377,7 @@ def conclude_sweep(sweep: Sweep, result: PopulationResult, folder: Path) -> None
     print(f"trials in {folder / 'trials.csv'}, page {folder / 'report.html'}")
 
 
-def settings_of_best(sweep: Sweep, result: PopulationResult, texts: Mapping[str, str]) -> Run:
+def settings_of_best(sweep: Sweep, result: population_run.PopulationResult, texts: Mapping[str, str]) -> Run:
     """Return the settings that repeat the best trial alone.
 
     Args:
@@ -403,9 +391,9 @@ def settings_of_best(sweep: Sweep, result: PopulationResult, texts: Mapping[str,
     assert result.best is not None
     point = {**result.book.point(result.best), **texts}
     trial = result.book.trials[result.best]
-    point["total_steps"] = result.book.segments * trial.segment_steps
-    words = [word for word in sweep.words if word.partition("=")[0] not in (*point, "run_dir", "seed")]
-    return compose([*words, *(f"{key}={quoted(value)}" for key, value in point.items()), f"seed={trial.seeds[0]}"])
+    point |= {"total_steps": result.book.segments * trial.segment_steps, "seed": trial.seeds[result.learner]}
+    words = [word for word in sweep.words if word.partition("=")[0] not in (*point, "run_dir")]
+    return compose([*words, *(f"{key}={quoted(value)}" for key, value in point.items())])
 
 
 def quoted(value: Any) -> str:
@@ -420,7 +408,7 @@ def quoted(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) and not value.isidentifier() else written(value)
 
 
-def write_tuned(sweep: Sweep, result: PopulationResult, texts: Mapping[str, str], folder: Path) -> None:
+def write_tuned(sweep: Sweep, result: population_run.PopulationResult, texts: Mapping[str, str], folder: Path) -> None:
     """Write the best settings as a tuned file, with the line where its values come from.
 
     Args:
@@ -437,10 +425,11 @@ def write_tuned(sweep: Sweep, result: PopulationResult, texts: Mapping[str, str]
     for name in [key.removeprefix("algo.") for key in named if key.startswith("algo.")]:
         if name in run.algo_options:  # not the function of a user's algorithm
             tree["algo"][name] = plain(run.algo_options[name])
-    path = folder / f"{env_name(run)}_{run.algo.replace('.', '-')}.yaml"
+    path = folder / f"{run_config.env_name(run)}_{run.algo.replace('.', '-')}.yaml"
     origin = f"# {folder}: the best of {trials} trials, {returns.mean():.1f} greedy over {returns.size} episodes."
     replace_file(path, f"{origin}\n{yaml.safe_dump(tree, sort_keys=False)}")
-    print(f"tuned settings in {path}: config={path} uses them, also for other seeds")
+    world = [word for word in sweep.words if word.partition("=")[0].lstrip("+").startswith("env")]
+    print(f"tuned settings: {command_line([*world, f'algo={run.algo}', f'config={path}'])}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

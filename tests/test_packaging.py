@@ -56,7 +56,7 @@ KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 SUITES = "craftax jaxtari navix octax pgx xminigrid".split()
 ONE_ADAPTER = {name: f"jaxrl_fast.envs.from_{name}" for name in ("brax", "gymnax", "jaxmarl", "jumanji", *SUITES)}
 ONE_ADAPTER["mujoco_playground"] = "jaxrl_fast.envs.from_playground"
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 13, 185, 27_040
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 13, 185, 27_100
 """Not counted: `targets`, which compiles for absent machines, and `ADDED`."""
 ADDED = {
     "bc",

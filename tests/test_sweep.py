@@ -46,12 +46,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([RATE, "trials=0"], "at least 1"),
         ([RATE, "sampler=best"], "random, tpe, gp"),
         (["sample.algo.discount=grid:0.9,0.95,0.99", "trials=2"], "the grid has 3 points"),
-        ([RATE, "resume=nowhere"], "not the folder of a sweep"),
+        ([RATE, "resume=nowhere"], "no such folder"),
+        ([RATE, "resume="], "no such folder"),
+        ([RATE, "resume=."], "not the folder of a sweep"),
         ([RATE, "speed=3"], "unknown key 'speed'"),
         ([RATE, "population.quantile=0.3"], "population.size=16"),
         ([RATE, "jobs=3"], "launcher=slurm"),
         ([RATE, "launcher=slurm", "sample.algo.discount=grid:0.9,0.95"], "the whole grid"),
         (["sample.algo.discount=grid:0.9,0.95", "trials=3"], "the grid has 2 points"),
+        ([RATE, "population.siz=4"], "population.size"),
+        ([RATE, "sampel.algo.discount=uniform:0.9:1"], "did you mean sample"),
+        (["sample.algo.name=choice:ppo,dqn"], "sample.algo=choice"),
+        ([RATE, "launcher=slurm", "run_dir=x"], "leave it out"),
     ],
 )
 def test_a_wrong_word_ends_in_one_line_and_status_2(words, expected, here: Path, capsys: pytest.CaptureFixture[str]):
@@ -168,7 +174,24 @@ def test_a_search_on_the_host_takes_turns(here: Path, commands: Commands):
     assert len((here / "host" / "trials.csv").read_text().splitlines()) == 1 + 4 * 2
 
 
-def test_a_script_of_jobs_names_each_seed_and_folder(here: Path):
-    assert main([*SMALL, RATE, "launcher=slurm", "jobs=3", "seed=7"]) == 0
+def test_a_script_of_jobs_names_each_seed_and_folder(here: Path, commands: Commands):
+    words = [*SMALL, RATE, "launcher=slurm", "jobs=3", "seed=7"]
+    assert commands.run(here, "sweep", *words).status == 0
     script = (here / "sweep.sh").read_text()
     assert "--array=0-2" in script and "seed=$((7 + 1000 * JOB))" in script and "launcher" not in script
+    (here / "sweep.sh").write_text("something else")
+    assert "no sweep wrote it" in commands.run(here, "sweep", *words).err
+    wrong = commands.run(here, "sweep", *words, "sample.algo.num_minibatches=choice:4,7")
+    assert wrong.status == 2 and "does not divide" in wrong.err
+
+
+def test_a_sweep_without_a_checkpoint_begins_anew_and_a_complete_one_stays(here: Path, commands: Commands):
+    words = [*SMALL, RATE, "trials=2", "run_dir=one"]
+    assert commands.run(here, "sweep", *words, "checkpoint.keep=0").status == 0
+    (here / "one" / "summary.json").unlink()  # as if it had been killed before its first checkpoint
+    again = commands.run(here, "sweep", "resume=one")
+    assert again.status == 0 and "begins anew" in again.out
+    summary = (here / "one" / "summary.json").read_bytes()
+    complete = commands.run(here, "sweep", "resume=one")
+    assert complete.status == 0 and "is complete" in complete.out
+    assert (here / "one" / "summary.json").read_bytes() == summary

@@ -252,7 +252,7 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
         "gp ": ("the same, first rung after 80,000 steps", "later"),
         "pbt": ("population-based training of 8 on MinAtar's Breakout, 500,000 steps", "pbt"),
         "pbt2M": ("the same, 2 million steps", "pbt"),
-        "asterix2M": ("the same on MinAtar's Asterix, 2 million steps", "pbt"),
+        "asterix2M": ("the same on MinAtar's Asterix, 2 million steps, 1,000 episodes with drawn actions", "pbt"),
     }
     for kind, (label, way) in labels.items():
         kind = kind.strip()

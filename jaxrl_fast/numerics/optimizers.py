@@ -133,9 +133,9 @@ Schedule = Linear | Cosine | Curve | Steps
 SCHEDULES: dict[str, type[Linear] | type[Cosine]] = {"linear": Linear, "cosine": Cosine}
 CURVE_POINTS = 1_001
 """Values that a run takes of a function of progress."""
-STEPS, FILE = "steps", "file"
-"""Kinds of schedules in texts: ``steps:0=3e-4,0.5=1e-4``, and ``file:`` with the path of a table of such times."""
-A_TABLE = "the path of a table with the head progress,value and lines such as 0,3e-4 and 0.5,1e-4"
+STEPS, FILE, HEAD = "steps", "file", "progress,value"
+"""Kinds of schedules in texts: ``steps:0=3e-4,0.5=1e-4``, and ``file:`` with the path of a table; its first line."""
+A_TABLE = f"the path of a table with the head {HEAD} and lines such as 0,3e-4 and 0.5,1e-4"
 A_RATE = f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join((*SCHEDULES, FILE))})"
 
 
@@ -187,11 +187,11 @@ def _read_schedule(text: str) -> Schedule:
 
 
 def _read_steps(kind: str, text: str) -> Steps:
-    """Read ``0=3e-4,0.5=1e-4``, or a file with a line ``0,3e-4`` for each time."""
+    """Read ``0=3e-4,0.5=1e-4``, or a file with a line for each time."""
     try:
-        lines = Path(text).read_text("utf-8").splitlines()[1:] if kind == FILE else text.replace("=", ";").split(",")
-        rows = [[float(number) for number in line.replace(";", ",").split(",")] for line in lines]
-        times, values = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+        rows = Path(text).read_text("utf8").splitlines() if kind == FILE else [HEAD, *text.replace("=", ";").split(",")]
+        pairs = [[float(n) for n in row.replace(";", ",").split(",")] for row in rows[rows.index(HEAD) + 1 :]]
+        times, values = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
     except (OSError, UnicodeDecodeError):
         raise ValueError(f"{text} cannot be read") from None
     if times[0] != 0.0 or np.any(np.diff(times) <= 0.0) or times[-1] > 1.0 or not np.isfinite(values).all():

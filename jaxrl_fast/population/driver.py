@@ -12,7 +12,7 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy, PolicyParams
 from jaxrl_fast.population import slots as places
-from jaxrl_fast.population.member_groups import MemberGroup, Partial, SearchPlan, scores_of
+from jaxrl_fast.population.member_groups import MemberGroup, Partial, SearchPlan, described, scores_of
 from jaxrl_fast.population.rules import Copy, exchange
 from jaxrl_fast.population.search_space import Shares, value_of
 from jaxrl_fast.population.slots import Arrays
@@ -446,7 +446,7 @@ class Driver:
             **dict(book=self.book.as_json(), asked=self.asked, pending=self.pending, done=self.done),
             **dict(generation=self.generation, wall_s=self.wall_s(), compile_s=self.compile_s),
             **dict(seats=group.seats, stored=list(self.stored), policies=list(self.policies)),
-            **dict(partial_s=self.partial.seconds, partial=sorted(self.partial.metrics)),
+            **dict(plan=described(self.plan), partial_s=self.partial.seconds, partial=sorted(self.partial.metrics)),
         }
         beside: Arrays = {f"{BESIDE}partial/{name}": values for name, values in self.partial.metrics.items()}
         for number, learners in self.stored.items():
@@ -460,6 +460,9 @@ class Driver:
     def go_on_from(self, resume: Resume) -> None:
         """Continue from a checkpoint."""
         progress = resume.progress
+        for name, now in described(self.plan).items():
+            if (stored := progress.get("plan", {}).get(name, now)) != now:
+                raise ValueError(f"resume: the population began with {name}={stored}, and not {now}: write what it had")
         self.book.go_on_from(progress["book"])
         self.asked, self.pending, self.done = progress["asked"], progress["pending"], progress["done"]
         self.generation, self.wall_before_s = progress["generation"], progress["wall_s"]

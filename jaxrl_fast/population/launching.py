@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from jaxrl_fast.population.population_run import FOLDER
-from jaxrl_fast.population.sweep_words import names_own_code
-from jaxrl_fast.settings.schema import command_line, read_word
+from jaxrl_fast.population.sweep_words import SWEEP_FILE, names_own_code
+from jaxrl_fast.settings.schema import ConfigError, command_line, read_word
 
 SCRIPT = "sweep.sh"
 
@@ -24,14 +23,19 @@ def write_jobs(words: Sequence[str], launcher: Literal["local", "slurm"], jobs: 
 
     Returns:
         Exit code.
+
+    Raises:
+        ConfigError: The script would replace another file.
     """
+    if Path(SCRIPT).exists() and "jaxrl_fast.sweep" not in Path(SCRIPT).read_text("utf-8", "replace"):
+        raise ConfigError(f"{SCRIPT} exists, and no sweep wrote it: move it away")
     own = [word for word in words if word.partition("=")[0] not in ("launcher", "jobs", "run_dir", "seed")]
     seeds = [int(read_word(word)[1]) for word in words if word.startswith("seed=")]
     first = seeds[-1] if seeds else 0
     folder = f"{name}-sweep/$JOB"
     begin = f"{command_line(own, 'sweep')} seed=$(({first} + 1000 * JOB)) run_dir={folder}"
     go_on = f"{command_line([], 'sweep')} resume={folder} {' '.join(word for word in own if names_own_code(word))}"
-    share = f"if [ -d {folder}/{FOLDER} ]; then {go_on.strip()}; else {begin}; fi"
+    share = f"if [ -f {folder}/{SWEEP_FILE} ]; then {go_on.strip()}; else {begin}; fi"
     if launcher == "slurm":
         lines = [f"#SBATCH --job-name={name}-sweep", f"#SBATCH --array=0-{jobs - 1}", "#SBATCH --requeue"]
         lines += ["JOB=$SLURM_ARRAY_TASK_ID", share]

@@ -53,6 +53,19 @@ class SearchPlan(NamedTuple):
     save_every: int = 1
 
 
+def described(plan: SearchPlan) -> dict[str, str]:
+    """Return what a checkpoint continues with, as text by name.
+
+    Args:
+        plan: Plan.
+
+    Returns:
+        What determines the members' numbers, and how many are at once in the stored state.
+    """
+    given = plan._replace(ask=None, finalists=0, save_every=0, seeds=plan.seeds(0), space=plan.space.draws)  # type: ignore[arg-type]
+    return {name: str(value) for name, value in given._asdict().items()}
+
+
 class MemberGroup:
     """The members that share a program: the program, who sits in its slots, and their state.
 

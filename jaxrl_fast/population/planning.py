@@ -11,7 +11,7 @@ from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.rules import Exchange, Explore, Halving, rungs_of
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, grid_size
 from jaxrl_fast.population.slots import member_bytes
-from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, check_fields, setting
+from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key, check_fields, keys_of, setting
 from jaxrl_fast.training.job import Job
 
 AT_ONCE = {"cpu": 16}
@@ -51,7 +51,7 @@ class SearchOptions:
     halving: int = setting(0, "at each rung one of so many goes on; 0 none", 0, MAX_SIZE)
     first_rung: int | None = setting(None, "env steps until the first rung", 1, MAX_SIZE)
     score: Literal["training", "evaluation"] = setting("training", "returns by which trials are compared")
-    size: int | None = setting(None, "members that copy each other: population-based training", 1, MAX_SIZE)
+    size: int | None = setting(None, "members that copy each other: population-based training", 2, MAX_SIZE)
     every: int | None = setting(None, "env steps between exchanges; a twentieth of the run", 1, MAX_SIZE)
     explore: Explore = setting("perturb", "how the rates of a copy change")
     quantile: float = setting(0.25, "share that is replaced, and share that is copied", 0.01, 0.5)
@@ -64,6 +64,13 @@ class SearchOptions:
             ConfigError: A value is wrong.
         """
         check_fields(self)
+
+
+AT_THE_END = {
+    "finalists": Key(int, 4, 1, "trials that are evaluated again at the end", 64),
+    "final_episodes": Key(int, 128, 1, "episodes of each of them", MAX_SIZE),
+}
+OF_POPULATION = ("size", "every", "explore", "quantile", "replay")
 
 
 class Needs(NamedTuple):
@@ -99,10 +106,13 @@ def check_options(options: SearchOptions, space: SearchSpace, total_steps: int) 
         raise ConfigError(f"nothing varies: write for example {PREFIX}algo.learning_rate=log:1e-4:1e-2")
     if options.size is not None:
         _check_population(options, space, total_steps)
-    elif options.every is not None:
-        raise ConfigError("population.every is for a population: write population.size=16 with it")
+    for name in () if options.size is not None else OF_POPULATION:
+        if getattr(options, name) != keys_of(SearchOptions)[name].default:
+            raise ConfigError(f"population.{name} is for a population: write population.size=16 with it")
     if options.halving == 1:
         raise ConfigError("halving=1: write 2 or more, of which one trial goes on, or 0 for no rungs")
+    if options.halving and number_of_trials(options, space) == 1:
+        raise ConfigError(f"trials=1: nothing to compare at a rung: write trials={4 * options.halving} or halving=0")
     if options.first_rung is not None and not options.halving:
         raise ConfigError("first_rung is for successive halving: write halving=4 with it")
     if options.first_rung is not None and options.first_rung >= total_steps:
@@ -115,9 +125,7 @@ def check_options(options: SearchOptions, space: SearchSpace, total_steps: int) 
 
 
 def _check_population(options: SearchOptions, space: SearchSpace, total_steps: int) -> None:
-    size, every = options.size or 0, options.every
-    if size < 2:
-        raise ConfigError(f"population.size={size}: write 2 or more members")
+    size, every = options.size, options.every
     if space.sizes:
         key = next(iter(space.sizes))
         raise ConfigError(f"{PREFIX}{key}: members of a population copy each other and need equal sizes: leave it out")
@@ -197,6 +205,9 @@ def make_plan(
 
     Returns:
         The plan.
+
+    Raises:
+        ConfigError: The run is too short for a comparison before its end, or has no replay buffer to copy.
     """
     steps_per_tick, trials = job.plan.steps_per_tick, number_of_trials(options, space)
     ticks = -(-total_steps // steps_per_tick)
@@ -212,13 +223,21 @@ def make_plan(
     else:
         count = min(SEGMENTS, key=lambda n: (-(-ticks // n) * n, abs(n - 10)))
         segment = -(-ticks // count)
+    segments = -(-ticks // segment)
+    if segments == 1 and (exchange or halving):
+        raise ConfigError(
+            f"total_steps={total_steps:,}: in ticks of {steps_per_tick:,} steps nothing would be compared before the "
+            f"end: write total_steps={(segment + 1) * steps_per_tick} or more"
+        )
+    if options.replay and not member_bytes(job)[1]:
+        raise ConfigError(f"population.replay=true: {job.algorithm.name} has no replay buffer: leave it out")
     return SearchPlan(
         space=space,
         trials=trials,
         at_once=at_once,
         seeds=seeds_of(options, seed),
         segment_steps=segment * steps_per_tick,
-        segments=-(-ticks // segment),
+        segments=segments,
         halving=halving,
         exchange=exchange,
         copy_replay=options.replay,

@@ -14,22 +14,22 @@ from jaxrl_fast.core import require_devices, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
-from jaxrl_fast.numerics.optimizers import is_set
+from jaxrl_fast.numerics.optimizers import checks_numbers, is_set
 from jaxrl_fast.policy.policies import Policy, save_policy
+from jaxrl_fast.population import planning
 from jaxrl_fast.population.asking import SamplerName
 from jaxrl_fast.population.driver import Driver, Hooks, Resume
 from jaxrl_fast.population.member_groups import SearchPlan
-from jaxrl_fast.population.planning import SearchOptions, at_once_of, check_options, make_plan, number_of_trials
 from jaxrl_fast.population.record import write_schedules, write_tables
 from jaxrl_fast.population.rules import Explore
-from jaxrl_fast.population.search_space import SearchSpace, describe_point, make_space
+from jaxrl_fast.population.search_space import PREFIX, SearchSpace, describe_point, make_space
 from jaxrl_fast.population.slots import member_bytes
 from jaxrl_fast.population.trials import Book
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, Make
 from jaxrl_fast.settings.machine import free_bytes
-from jaxrl_fast.settings.schema import SWITCHES, Checkpoints, ConfigError, EvalOptions, Key
+from jaxrl_fast.settings.schema import SWITCHES, Checkpoints, ConfigError, EvalOptions, Key, argument_ranges, keys_of
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.callbacks import Calls, ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
@@ -51,6 +51,7 @@ class PopulationResult(NamedTuple):
         returns: Returns ``[learners, episodes]`` of the best trials in new episodes, by number of the trial.
         best: Number of the trial with the highest of these, None without any.
         policy: Policy of its best learner.
+        learner: Number of this learner in the trial.
         seconds: Seconds in total, of these compiling, and of the final evaluation.
         steps_per_tick: Environment steps of a tick, of each learner of the best trial.
     """
@@ -62,6 +63,7 @@ class PopulationResult(NamedTuple):
     policy: Policy | None
     seconds: dict[str, float]
     steps_per_tick: int = 1
+    learner: int = 0
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -131,6 +133,18 @@ def run_population(
             write_tables(files.folder, book, files.facts)
             status.end(None, complete=complete)
         return result
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a population can continue; one that was killed in its first segment cannot.
+
+    Args:
+        folder: Folder of the population.
+
+    Returns:
+        True if it has a checkpoint.
+    """
+    return bool(checkpoints.all_steps(folder / FOLDER))
 
 
 def _newest(folder: Path) -> Path:
@@ -204,8 +218,8 @@ def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> P
         return PopulationResult(driver.book, complete, {}, None, None, seconds)
     best = max(returns, key=lambda number: (float(returns[number].mean()), -number))
     learner = int(np.argmax(returns[best].mean(axis=1)))
-    policy = driver.policy(best, learner)
-    return PopulationResult(driver.book, complete, returns, best, policy, seconds, driver.steps_per_tick(best))
+    found = returns, best, driver.policy(best, learner), seconds, driver.steps_per_tick(best), learner
+    return PopulationResult(driver.book, complete, *found)
 
 
 def write_best(result: PopulationResult, folder: Path) -> dict[str, str]:
@@ -264,21 +278,45 @@ def space_of_rates(algorithm: Algorithm, rates: Mapping[str, str]) -> SearchSpac
     Raises:
         ValueError: A rate does not exist, is out of range, or switches a part on that the algorithm was made without.
     """
+    if not isinstance(rates, Mapping) or not rates:
+        raise ValueError(f"rates={rates!r}: write how rates vary, such as {{'learning_rate': 'log:1e-4:1e-2'}}")
     declared = algo_keys(algorithm.name) if algorithm.name in ALGORITHMS else {}
     keys = {f"algo.{name}": declared.get(f"algo.{name}", Key(Any, None)) for name in algorithm.hyper._fields}
     for name, text in rates.items():
         if not isinstance(text, str):
             raise ValueError(f"rates: {name}={text!r}: write a text, such as 'log:1e-4:1e-2' or 'choice:0.9,0.99'")
+        if str(name).startswith("algo."):
+            raise ValueError(f"rates: {name}: write the name alone: {name.removeprefix('algo.')}")
         if f"algo.{name}" in SWITCHES and not is_set(getattr(algorithm.hyper, name)):
             raise ValueError(
                 f"rates: {name} is 0 in this algorithm, which was made without it: make it with another value"
             )
-    try:
-        return make_space({f"algo.{name}": text for name, text in rates.items()}, keys, list(keys))
-    except ConfigError as error:
-        raise ValueError(str(error).replace("sample.algo.", "rates: ").replace("algo.", "")) from None
+    return make_space({f"algo.{name}": text for name, text in rates.items()}, keys, list(keys))
 
 
+def in_words_of_python(error: ConfigError) -> str:
+    """Rewrite a message about words of the command for `train_population`.
+
+    Args:
+        error: Error.
+
+    Returns:
+        The message with names of arguments.
+    """
+    text = str(error).replace(f"{PREFIX}algo.", "rates: ").replace("population.replay=true", "copy_replay=True")
+    return text.replace("population.replay", "copy_replay").replace("population.", "").replace("algo.", "")
+
+
+OPTIONS = {
+    **keys_of(planning.SearchOptions),
+    **planning.AT_THE_END,
+    "eval_episodes": planning.AT_THE_END["final_episodes"],
+}
+RANGES = argument_ranges() | {name: key.range() for name, key in OPTIONS.items() if key.range().kind == "whole"}
+RANGES["eval_episodes"] = RANGES["final_episodes"]
+
+
+@checks_numbers(RANGES)
 def train_population(
     env: VecEnv,
     algorithm: Algorithm,
@@ -350,9 +388,12 @@ def train_population(
     require_devices()
     require_vectorized(env, algorithm)
     search = trials, at_once, seeds_per_trial, sampler, halving, first_rung, score
-    options = SearchOptions(*search, size, every, explore, quantile, copy_replay)
-    space = space_of_rates(algorithm, rates)
-    check_options(options, space, total_steps)
+    try:
+        options = planning.SearchOptions(*search, size, every, explore, quantile, copy_replay)
+        space = space_of_rates(algorithm, rates)
+        planning.check_options(options, space, total_steps)
+    except ConfigError as error:
+        raise ValueError(in_words_of_python(error)) from None
     evaluation = EvalOptions(0, eval_episodes, beside=False)
 
     def job_of(count: int) -> Job:
@@ -361,10 +402,13 @@ def train_population(
 
     one = job_of(1)
     used = len({device for group in one.placement.groups for device in group.devices})
-    count, platform = number_of_trials(options, space), jax.default_backend()
+    count, platform = planning.number_of_trials(options, space), jax.default_backend()
     sizes = dict(devices=used, platform=platform, measured=None)
-    width = at_once_of(options, count, member_bytes(one)[0], free_bytes(jax.local_devices()), **sizes)  # type: ignore[arg-type]
-    plan = make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
+    width = planning.at_once_of(options, count, member_bytes(one)[0], free_bytes(jax.local_devices()), **sizes)  # type: ignore[arg-type]
+    try:
+        plan = planning.make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
+    except ConfigError as error:
+        raise ValueError(in_words_of_python(error)) from None
     plan = plan._replace(finalists=finalists)
     folder = None if run_dir is None else Path(run_dir)
     with stopping_at_ctrl_c(should_stop) as stop:

@@ -82,6 +82,11 @@ class SearchSpace(NamedTuple):
 
 
 PREFIX = "sample."
+INSTEAD = {
+    "seed": "write seeds_per_trial=3, so that each trial has learners with different seeds",
+    "algo.name": f"write {PREFIX}algo=choice:ppo,pqn",
+}
+"""What to write where a setting of the run was to vary."""
 
 
 def read_draw(key: str, text: str, declared: Key) -> Draw:
@@ -102,6 +107,9 @@ def read_draw(key: str, text: str, declared: Key) -> Draw:
     if kind not in (*RANGES, *LISTS) or not rest:
         raise ConfigError(f"{PREFIX}{key}={text}: write {FORM}")
     parts = split_list(rest) if kind in LISTS else rest.split(":")
+    if "" in parts or rest.count("[") != rest.count("]"):
+        missing = "a value" if "" in parts else "a bracket"
+        raise ConfigError(f"{PREFIX}{key}={text}: {missing} is missing: write {FORM}")
     values = tuple(read_value(key, parse_word(f"{key}={part}").value(), declared) for part in parts)
     if kind in RANGES:
         _check_range(key, text, kind, values)
@@ -121,6 +129,8 @@ def _check_range(key: str, text: str, kind: str, values: Sequence[Any]) -> None:
         raise ConfigError(
             f"{PREFIX}{key}={text}: a logarithmic range begins above 0: write uniform:... or larger numbers"
         )
+    if low == high:
+        raise ConfigError(f"{PREFIX}{key}={text}: nothing varies: write {key}={low:g} without sample., or a range")
     if not low < high:
         raise ConfigError(f"{PREFIX}{key}={text}: the first number must be the smaller: write {kind}:{high:g}:{low:g}")
 
@@ -161,8 +171,9 @@ def make_space(texts: Mapping[str, str], keys: Mapping[str, Key], rates: Sequenc
     draws = {}
     for key, text in texts.items():
         if key not in keys:
-            hint = nearest(key, keys)
-            hint = f"write one of {', '.join(rates)}, or a size" if hint.startswith("write one of") else hint
+            hint = INSTEAD.get(key) or nearest(key, keys)
+            size = "" if len(keys) == len(rates) else ", or a size"
+            hint = f"write one of {', '.join(rates)}{size}" if hint.startswith("write one of") else hint
             raise ConfigError(f"{PREFIX}{key}: there is no such setting of the algorithm: {hint}")
         if key not in rates and text.split(":")[0] in RANGES:
             named = ", ".join(rate.removeprefix("algo.") for rate in rates)

@@ -8,18 +8,25 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_fast.commands.cli import help_of
 from jaxrl_fast.commands.run_config import Run, compose, make_algorithm
 from jaxrl_fast.core import MAX_SIZE
-from jaxrl_fast.population.planning import SearchOptions, check_options
+from jaxrl_fast.population.planning import AT_THE_END, OF_POPULATION, SearchOptions, check_options
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, make_space
-from jaxrl_fast.settings.schema import SWITCHES, ConfigError, Key, keys_of, read_value, read_word, run_keys, written
+from jaxrl_fast.settings.schema import (
+    SWITCHES,
+    ConfigError,
+    Key,
+    keys_of,
+    nearest,
+    read_value,
+    read_word,
+    run_keys,
+    written,
+)
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.system import CODE, names_code
 
-OF_POPULATION = ("size", "every", "explore", "quantile", "replay")
 KEYS = {f"population.{name}" if name in OF_POPULATION else name: key for name, key in keys_of(SearchOptions).items()}
 KEYS["at_once"] = Key(int | Literal["measure"] | None, None, 1, "trials at once; measure: finds the fastest", MAX_SIZE)
-KEYS |= {
-    "finalists": Key(int, 4, 1, "trials that are evaluated again at the end", 64),
-    "final_episodes": Key(int, 128, 1, "episodes of each of them", MAX_SIZE),
+KEYS |= AT_THE_END | {
     "write_tuned": Key(bool, False, text="write the best settings as a file for config=..."),
     "launcher": Key(Literal["none", "local", "slurm"], "none", text="write a script of jobs instead of training"),
     "jobs": Key(int, 8, 1, "jobs of that script", 10_000),
@@ -34,7 +41,8 @@ HELP = help_of(
     """  sample.algo.learning_rate=log:1e-4:1e-2     a rate, drawn on a logarithmic scale
   sample.algo.discount=uniform:0.95:0.999     on a linear one
   sample.algo.gae_lambda=choice:0.9,0.95      from a list; grid:0.9,0.95 tries all
-  sample.algo.policy_hidden=choice:[64],[256,256]   a size: a program for each value
+  sample.algo.policy_hidden=choice:[64],[256,256]   a size: a program for each value, also of num_envs and of
+                                              sample.algo=choice:ppo,pqn
   resume=FOLDER                               continue a sweep that was stopped or killed
 All members of a group train side by side in one program. All keys of train as well.""",
 )
@@ -82,6 +90,7 @@ def read_sweep(words: Sequence[str]) -> Sweep:
         elif name in KEYS:
             given[name] = read_value(name, read_word(word)[1], KEYS[name])
         else:
+            _check_key(word, name)
             others.append(word)
     run = compose(others)
     _check_run(run)
@@ -93,19 +102,26 @@ def read_sweep(words: Sequence[str]) -> Sweep:
         if key in SWITCHES and draw.kind in ("choice", "grid") and 0 in draw.values and len(draw.values) > 1:
             raise ConfigError(f"{PREFIX}{key}: 0 switches it off, which compiles another program: leave 0 out")
     check_options(options, space, run.total_steps)
-    _check_unused(given, space)
+    _check_unused(given, run, space)
     return Sweep(list(words), others, run, options, given, space)
 
 
-def _check_unused(given: Mapping[str, Any], space: SearchSpace) -> None:
+def _check_key(word: str, name: str) -> None:
+    """Refuse a word that resembles a key of this command, and none of training."""
+    head = name.lstrip("+").partition(".")[0]
+    hint = nearest(name if head == "population" else head, [*KEYS, PREFIX.rstrip(".")])
+    if hint.startswith("did") and head not in {key.partition(".")[0] for key in run_keys()}:
+        raise ConfigError(f"{word}: {hint}")
+
+
+def _check_unused(given: Mapping[str, Any], run: Run, space: SearchSpace) -> None:
     """Refuse words that would have no effect."""
-    for name in ("population.explore", "population.quantile", "population.replay"):
-        if given[name] != KEYS[name].default and given["population.size"] is None:
-            raise ConfigError(f"{name} is for a population: write population.size=16 with it")
     if given["jobs"] != KEYS["jobs"].default and given["launcher"] == "none":
         raise ConfigError(
             f"jobs={given['jobs']} is for a script of jobs: write launcher=slurm or launcher=local with it"
         )
+    if given["launcher"] != "none" and run.run_dir is not None:
+        raise ConfigError(f"run_dir={run.run_dir}: a script of jobs names a folder for each job: leave it out")
     if given["launcher"] != "none" and space.grid:
         raise ConfigError(f"launcher={given['launcher']}: every job would try the whole grid: write choice: for grid:")
 
@@ -161,10 +177,12 @@ def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     if not given:
         return None, list(words)
     folder, others = Path(given[-1]), [word for word in words if not word.startswith("resume=")]
+    if not given[-1] or not folder.is_dir():
+        raise ConfigError(f"resume={given[-1]}: there is no such folder: write the folder of a sweep")
     try:
         stored = json.loads((folder / SWEEP_FILE).read_text("utf-8"))["words"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"resume={folder}: it is not the folder of a sweep: write one, such as runs/latest") from None
+        raise ConfigError(f"resume={folder}: it is not the folder of a sweep: write one that `sweep` made") from None
     code = [word for word in stored if names_own_code(word)]
     missing = [word for word in code if word not in others]
     if missing:
