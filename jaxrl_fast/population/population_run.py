@@ -1,8 +1,8 @@
 """A population from its plan to its results: files, checkpoints, the final evaluation, and the library's function."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -294,24 +294,25 @@ def space_of_rates(algorithm: Algorithm, rates: Mapping[str, str]) -> SearchSpac
     return make_space({f"algo.{name}": text for name, text in rates.items()}, keys, list(keys))
 
 
-def in_words_of_python(error: ConfigError) -> str:
-    """Rewrite a message about words of the command for `train_population`.
-
-    Args:
-        error: Error.
+@contextmanager
+def words_of_python() -> Iterator[None]:
+    """Write messages about words of the command with the names of arguments.
 
     Returns:
-        The message with names of arguments.
+        Context manager.
+
+    Raises:
+        ValueError: Instead of a `ConfigError`.
     """
-    text = str(error).replace(f"{PREFIX}algo.", "rates: ").replace("population.replay=true", "copy_replay=True")
-    return text.replace("population.replay", "copy_replay").replace("population.", "").replace("algo.", "")
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).replace(f"{PREFIX}algo.", "rates: ").replace("population.replay=true", "copy_replay=True")
+        text = text.replace("population.replay", "copy_replay").replace("population.", "").replace("algo.", "")
+        raise ValueError(text) from None
 
 
-OPTIONS = {
-    **keys_of(planning.SearchOptions),
-    **planning.AT_THE_END,
-    "eval_episodes": planning.AT_THE_END["final_episodes"],
-}
+OPTIONS = keys_of(planning.SearchOptions) | planning.AT_THE_END
 RANGES = argument_ranges() | {name: key.range() for name, key in OPTIONS.items() if key.range().kind == "whole"}
 RANGES["eval_episodes"] = RANGES["final_episodes"]
 
@@ -388,12 +389,10 @@ def train_population(
     require_devices()
     require_vectorized(env, algorithm)
     search = trials, at_once, seeds_per_trial, sampler, halving, first_rung, score
-    try:
+    with words_of_python():
         options = planning.SearchOptions(*search, size, every, explore, quantile, copy_replay)
         space = space_of_rates(algorithm, rates)
         planning.check_options(options, space, total_steps)
-    except ConfigError as error:
-        raise ValueError(in_words_of_python(error)) from None
     evaluation = EvalOptions(0, eval_episodes, beside=False)
 
     def job_of(count: int) -> Job:
@@ -405,10 +404,8 @@ def train_population(
     count, platform = planning.number_of_trials(options, space), jax.default_backend()
     sizes = dict(devices=used, platform=platform, measured=None)
     width = planning.at_once_of(options, count, member_bytes(one)[0], free_bytes(jax.local_devices()), **sizes)  # type: ignore[arg-type]
-    try:
+    with words_of_python():
         plan = planning.make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
-    except ConfigError as error:
-        raise ValueError(in_words_of_python(error)) from None
     plan = plan._replace(finalists=finalists)
     folder = None if run_dir is None else Path(run_dir)
     with stopping_at_ctrl_c(should_stop) as stop:
