@@ -349,7 +349,8 @@ def test_files_of_a_population(tmp_path):
     rows = list(csv.DictReader((tmp_path / "run" / "trials.csv").read_text().splitlines()))
     assert len(rows) == 4 * result.book.segments and rows[-1]["status"] == "finished"
     stored = json.loads((tmp_path / "run" / "members.json").read_text())
-    assert [one["number"] for one in stored["members"]] == result.book.ranking()
+    others = [number for number in result.book.ranking() if number != result.best]
+    assert [one["number"] for one in stored["members"]] == [result.best, *others]
     assert (tmp_path / "run" / FOLDER).is_dir()
     policy = jf.load_policy(tmp_path / "run" / "best" / "policy")
     assert policy.spec.name == "line"

@@ -216,7 +216,7 @@ def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> P
     seconds = {"total": driver.wall_s(), "compiling": driver.compile_s, "evaluating": time.perf_counter() - began}
     if not returns:
         return PopulationResult(driver.book, complete, {}, None, None, seconds)
-    best = max(returns, key=lambda number: (float(returns[number].mean()), -number))
+    best = driver.book.best = max(returns, key=lambda number: (float(returns[number].mean()), -number))
     learner = int(np.argmax(returns[best].mean(axis=1)))
     found = returns, best, driver.policy(best, learner), seconds, driver.steps_per_tick(best), learner
     return PopulationResult(driver.book, complete, *found)

@@ -129,13 +129,13 @@ def members(book: Book) -> dict[str, Any]:
         book: The trials.
 
     Returns:
-        ``settings`` (key, kind of draw), ``members`` in the order of their rank, ``lineage`` and ``segment_steps``.
+        ``settings`` (key, kind of draw), ``members`` in the order of their rank, after the one that was best at the
+        end, ``lineage`` and ``segment_steps``.
     """
     space: SearchSpace = book.space
-    rank = book.ranking()
-    order = [*rank, *(number for number in book.trials if number not in rank)]
     shown, found = MOST_ROWS, []
-    for number in order:
+    first = [] if book.best is None else [book.best]
+    for number in dict.fromkeys([*first, *book.ranking(), *book.trials]):
         trial = book.trials[number]
         shown -= trial.segments
         point = value_of(space, trial.shares)

@@ -120,6 +120,7 @@ class Book:
         trials: Trials by number.
         lineage: Rows of a population's lineage.
         gone_on: Trials that have gone on from a rung, by the segments of the rung.
+        best: Trial with the highest return in new episodes at the end, None before.
     """
 
     def __init__(self, space: SearchSpace, segments: int, segment_steps: int, halving: Halving | None) -> None:
@@ -127,6 +128,7 @@ class Book:
         self.trials: dict[int, Trial] = {}
         self.lineage: list[Lineage] = []
         self.gone_on: dict[int, list[int]] = {}
+        self.best: int | None = None
 
     def start(self, shares: Shares, seeds: Iterable[int], segment_steps: int | None = None) -> Trial:
         """Begin a trial."""
