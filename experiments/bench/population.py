@@ -39,7 +39,8 @@ def store(name: str, row: dict[str, Any]) -> None:
     """Store a row with the machine."""
     from jaxrl_fast.settings.machine import cpu_cores, processor, versions
 
-    machine = {"machine": f"{cpu_cores()} cores, {processor()}", "versions": versions()}
+    cores = cpu_cores()
+    machine = {"machine": f"{cores} core{'s' * (cores > 1)}, {processor()}", "versions": versions()}
     RESULTS.write_text(json.dumps({**stored(), name: {**row, **machine}}, indent=1) + "\n")
     print(name, row, flush=True)
 
@@ -252,7 +253,7 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
         "gp ": ("the same, first rung after 80,000 steps", "later"),
         "pbt": ("population-based training of 8 on MinAtar's Breakout, 500,000 steps", "pbt"),
         "pbt2M": ("the same, 2 million steps", "pbt"),
-        "asterix2M": ("the same on MinAtar's Asterix, 2 million steps, 1,000 episodes with drawn actions", "pbt"),
+        "asterix2M": ("the same on MinAtar's Asterix, 2 million steps", "pbt"),
     }
     for kind, (label, way) in labels.items():
         kind = kind.strip()
@@ -270,11 +271,12 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
 def compared(found: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     """Write returns, and shares of steps and seconds."""
     both = [[f"{row['eval_return_mean']:.1f} ± {row['eval_return_std']:.1f}" for row in pair] for pair in found]
-    if all("sampled" in row for pair in found for row in pair):
-        both = [["{:.1f} ± {:.1f}".format(*row["sampled"]) for row in pair] for pair in found]
+    drawn = [["{:.1f} ± {:.1f}".format(*row["sampled"]) for row in pair] for pair in found if "sampled" in pair[1]]
     steps = np.mean([b["env_steps"] / a["env_steps"] for a, b in found])
     seconds = [b["seconds"] / a["seconds"] for a, b in found]
     returns = "; ".join(f"{ours} (random {theirs})" for theirs, ours in both)
+    if drawn:
+        returns += "; with drawn actions " + "; ".join(f"{ours} (random {theirs})" for theirs, ours in drawn)
     spread = f"{np.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
     return f"{returns}; {steps:.2f} × the steps, {spread} × the seconds"
 
