@@ -344,6 +344,13 @@ def test_a_schedule_from_a_file_equals_the_steps(tmp_path):
     assert float(jax.jit(lambda p: schedule.at(p))(rate)) == pytest.approx(0.01)
 
 
+def test_a_search_continues_only_with_the_arguments_that_began_it(tmp_path):
+    search(tmp_path / "run", trials=2)
+    with pytest.raises(ValueError, match="trials=2, and not 3"):
+        search(trials=3, resume=tmp_path / "run")
+    assert search(trials=2, resume=tmp_path / "run").complete
+
+
 def test_files_of_a_population(tmp_path):
     result = search(tmp_path / "run", size=4, every=64)
     rows = list(csv.DictReader((tmp_path / "run" / "trials.csv").read_text().splitlines()))
