@@ -125,12 +125,13 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     # Of every group, so that one that cannot run is refused before a folder is made.
     ones = [jobs(1, sizes) for sizes in all_sizes(sweep.space)]
     largest = max(ones, key=lambda job: member_bytes(job)[0])
-    width = stored_width(resume) or choose_width(sweep, jobs, largest)
+    here = sweep.given["launcher"] == "none"
+    width = (stored_width(resume) or choose_width(sweep, jobs, largest)) if here else 1
     coarsest = max(ones, key=lambda job: job.plan.steps_per_tick)
     sized: dict[str, Any] = {"at_once": width, "seed": run.seed, "total_steps": run.total_steps}
     plan = planning.make_plan(sweep.options, sweep.space, coarsest, **sized)
     plan = plan._replace(finalists=sweep.given["finalists"], save_every=segments_per_checkpoint(run, plan))
-    if sweep.given["launcher"] != "none":
+    if not here:
         return write_jobs(sweep.words_given, sweep.given["launcher"], sweep.given["jobs"], run_config.env_name(run))
     kind = "sweep" if sweep.options.size is None else "population"
     named = dataclasses.replace(run, name=run.name or kind, run_dir=str(resume) if resume else run.run_dir)
@@ -428,8 +429,8 @@ def write_tuned(sweep: Sweep, result: population_run.PopulationResult, texts: Ma
     path = folder / f"{run_config.env_name(run)}_{run.algo.replace('.', '-')}.yaml"
     origin = f"# {folder}: the best of {trials} trials, {returns.mean():.1f} greedy over {returns.size} episodes."
     replace_file(path, f"{origin}\n{yaml.safe_dump(tree, sort_keys=False)}")
-    world = [word for word in sweep.words if word.partition("=")[0].lstrip("+").startswith("env")]
-    print(f"tuned settings: {command_line([*world, f'algo={run.algo}', f'config={path}'])}")
+    of_env = [word for word in sweep.words if word.lstrip("+").startswith(("env=", "env."))]
+    print(f"tuned settings: {command_line([*of_env, f'algo={run.algo}', f'config={path}'])}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

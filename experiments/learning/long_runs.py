@@ -35,7 +35,8 @@ core each, with evaluations in the same process. *Published* is another trainer'
 many steps where nothing else is written. *Speed* is the median of environment steps a second in the first and in the
 last fifth of the run; it falls where a longer episode or a better policy makes steps dearer, or where the machine did
 other work. *Memory* is what the process alone holds (its proportional set), after the first tenth and at the end. A
-*paused* run is shown up to its last evaluation.
+*paused* run is shown up to its last evaluation, which one bad policy can spoil; its published return is of the whole
+length.
 
 | run | steps | greedy return | published | hours | speed, first → last fifth | memory, GB |
 |---|---|---|---|---|---|---|
