@@ -354,6 +354,16 @@ def test_the_page_shows_the_run(page: Page, runs, width: int, dark: bool):
     assert page.run("document.querySelector('header p').innerText").startswith("<b>first — ✓ done")
 
 
+def test_a_language_that_no_format_takes_stops_no_page(page: Page, runs):
+    write_report(runs[0])
+    script = "Object.defineProperty(navigator, 'language', {value: 'en-US@posix', configurable: true})"
+    added = page.ask("Page.addScriptToEvaluateOnNewDocument", source=script)
+    page.open(runs[0] / "report.html", width=1440, height=900)
+    page.ask("Page.removeScriptToEvaluateOnNewDocument", **added)
+    assert page.run("document.querySelectorAll('#learning canvas').length") == 1
+    assert page.run("navigator.language") == "en-US"
+
+
 def test_axis_zoom_and_choice_of_metrics(page: Page, runs):
     write_report(runs[0])
     page.open(runs[0] / "report.html", width=1440, height=900)

@@ -1,5 +1,12 @@
 "use strict";
-// How all pages write numbers.
+// How all pages write numbers. Comes before uPlot, which asks for the browser's language.
+
+// Under the POSIX locale some Chromiums name a language that no format takes, "en-US@posix".
+try {
+  Intl.getCanonicalLocales(navigator.language);
+} catch {
+  Object.defineProperty(navigator, "language", { value: "en-US" });
+}
 
 const UNKNOWN = "–";
 const known = write => (value, ...how) => value === null || value === undefined ? UNKNOWN : write(value, ...how);
