@@ -149,7 +149,9 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     each = sweep.options.seeds_per_trial
     steps = plan.trials * each * plan.segments * plan.segment_steps
     best = command_line([f"config={folder / BEST}/config.yaml"])
-    rows = [["train the best alone", best], ["continue", command_line([f"resume={folder}"], "sweep")]]
+    again = command_line([word for word in sweep.words_given if not word.startswith("run_dir=")], "sweep")
+    go_on = command_line([f"resume={folder}"], "sweep")
+    rows = [["train the best alone", best], ["continue", go_on], ["repeat", again]]
     facts = {"env": run.env, "algo": run.algo, "total_steps": steps, "commands": rows, "eval.every": 0, "kind": kind}
     stop.training = True
     result = population_run.run_population(

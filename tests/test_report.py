@@ -167,6 +167,11 @@ def test_settings_say_where_they_come_from(tmp_path: Path):
         ["algo.clip", "null", "default"],
         ["placement", "fused", "measured"],
     ]
+    varied = [["algo.hidden", "choice", ["[8]", "[64,64]"]], ["algo.rate", "log", ["1e-05", "0.1"]]]
+    (tmp_path / "members.json").write_text(json.dumps({"members": [], "settings": varied}))
+    rows = settings_table(read_run(tmp_path))
+    assert rows[1] == ["algo.hidden", "choice: [8], [64,64]", "drawn by each member"]
+    assert rows[-1] == ["algo.rate", "log: 1e-05, 0.1", "drawn by each member"]
 
 
 OPEN_KEYS = {"run_dir", "eval.every", "checkpoint.every", "pool.workers", "pool.num_groups"}

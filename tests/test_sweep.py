@@ -124,8 +124,12 @@ def test_a_search_by_halving_over_sizes_leaves_its_files_and_the_best_can_be_rep
     assert {"trials.csv", "rates.png", "parallel.png", "report.html", "best", "cartpole_ppo.yaml"} <= names
     stored = json.loads((found / "members.json").read_text())
     assert {str(one["point"]["algo.policy_hidden"]) for one in stored["members"]} == {"[8]", "[4]"}
+    summary, status = (json.loads((found / file).read_text()) for file in ("summary.json", "run.json"))
+    assert status["wall_s"] == pytest.approx(summary["wall_s"])
+    (again,) = [line for what, line in stored["commands"] if what == "repeat"]
+    assert "policy_hidden=choice:[8],[4]" in again and "run_dir" not in again
     best = compose([f"config={found / 'best' / 'config.yaml'}"])
-    point = json.loads((found / "summary.json").read_text())["best_settings"]
+    point = summary["best_settings"]
     assert best.algo_options["learning_rate"] == pytest.approx(point["algo.learning_rate"])
     assert compose([f"config={found / 'cartpole_ppo.yaml'}", "env=cartpole", "algo=ppo"]).num_envs == 4
     assert jf.load_policy(found / "best").spec.name == "CartPole-v1"

@@ -131,6 +131,7 @@ def run_population(
         result = conclude(driver, complete, plan.finalists, final_episodes)
         if files.folder is not None and status is not None:
             write_tables(files.folder, book, files.facts)
+            status.set(now=False, wall_s=result.seconds["total"])
             status.end(None, complete=complete)
         return result
 

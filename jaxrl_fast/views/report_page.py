@@ -348,13 +348,16 @@ def settings_table(view: RunView) -> list[list[str]]:
         view: Run.
 
     Returns:
-        Rows of key, value and origin.
+        Rows of key, value and origin. A setting that members draw has the range or the list.
     """
     chosen = view.status.get("chosen")
     origin = (dict(placement=chosen, devices=chosen) if chosen else {}) | view.status.get("sources", {})
     settings = by_dotted_key(view.settings)
     means = meanings_of_null(name_of(view.settings, "algo"))
     shown = {key: means.get(key, "null") if value is None else written(value) for key, value in settings.items()}
+    drawn = (read_members(view.path) or {}).get("settings", [])
+    shown |= {key: f"{kind}: {', '.join(values)}" for key, kind, values in drawn}
+    origin |= dict.fromkeys((key for key, *_ in drawn), "drawn by each member")
     return [[key, value, origin.get(key, "default")] for key, value in shown.items()]
 
 

@@ -122,12 +122,13 @@ const members = (() => {
 
   function table(place, data) {
     const box = html(html(place, "div", undefined, { className: "scroll" }), "table"), head = html(box, "tr");
-    const names = ["", "trial", "", "score", "steps", "seconds", ...data.settings.map(([key]) => named(key)), "copied from"];
+    const copies = data.members.some(member => member.parent !== null);
+    const names = ["", "trial", "", "score", "steps", "seconds", ...data.settings.map(([key]) => named(key)), ...copies ? ["copied from"] : []];
     names.forEach(name => html(head, "th", name));
     data.members.slice(0, MOST_ROWS).forEach((member, rank) => {
       const row = html(box, "tr", undefined, { className: member.status });
       const cells = [rank + 1, member.number, STATES[member.status] || member.status, score(member.score), si(member.env_steps), member.seconds,
-                     ...data.settings.map(([key]) => shown(member.point[key])), member.parent ?? ""];
+                     ...data.settings.map(([key]) => shown(member.point[key])), ...copies ? [member.parent ?? ""] : []];
       cells.forEach(cell => html(row, "td", cell));
     });
     if (data.members.length > MOST_ROWS) html(place, "p", `and ${data.members.length - MOST_ROWS} more in trials.csv`, { className: "hint" });
