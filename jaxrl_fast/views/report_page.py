@@ -198,7 +198,10 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
     total = view.status.get("total_steps")
     steps = view.status.get("env_steps") or view.summary.get("env_steps") or last_of(view.metrics, "env_steps")
     if steps is not None:
-        found.append(("environment steps", f"{round(steps):,}", f"of {total:,}" if total else ""))
+        data, online = view.settings.get("data"), view.settings.get("online_steps")
+        where = (f", the last {online:,} in the environment" if online else ", from data alone") if data else ""
+        label = "steps" if data else "environment steps"
+        found.append((label, f"{round(steps):,}", f"of {total:,}{where}" if total else ""))
     if wall_s(view) is not None:
         found.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
     rates = ((label, view.summary.get(column) or view.status.get(column), note) for label, column, note in RATES)
