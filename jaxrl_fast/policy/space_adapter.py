@@ -92,9 +92,10 @@ class SpaceAdapter:
         except ValueError as error:
             texts = {path: spaces.text_of(part.space) for path, (part, _) in readers.items()}
             wanted = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
+            part = "" if str(error).startswith("it is ") else f": {error}"
             raise ValueError(
                 f"the policy of {self.spec.name} takes {wanted}, but this observation is "
-                f"{spaces.text_of_value(obs)}: {error}"
+                f"{spaces.text_of_value(obs)}{part}"
             ) from error
 
     def to_arrays(self, paths: Sequence[tuple], values: Sequence[Any], xp: Any = jnp) -> PyTree:
