@@ -27,8 +27,10 @@ from jaxrl_fast.population.population_run import FOLDER, train_population
 from jaxrl_fast.population.record import ancestry, schedules_of
 from jaxrl_fast.population.rules import Copy, Exchange, Halving, exchange, promoted, rungs_of
 from jaxrl_fast.population.search_space import Draw, SearchSpace, TrialOutcome, make_space, random_shares, value_of
+from jaxrl_fast.population.sweep_words import read_sweep
 from jaxrl_fast.population.trials import Book
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, EvalOptions, Key
+from jaxrl_fast.sweep import settings_of_best
 from jaxrl_fast.training.job import Job, JobOptions, make_job
 
 PPO = dict(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
@@ -233,6 +235,9 @@ def test_trials_in_turns_equal_trials_at_once():
         np.testing.assert_allclose(scores, scores_by_trial(turns)[number], rtol=1e-4)
     assert whole.book.trials[0].seeds == [0, 1] and len(whole.book.trials) == 4 and whole.policy is not None
     assert len(repr(whole)) < 200
+    sweep = read_sweep(["env=cartpole", "algo=ppo", "sample.algo.learning_rate=log:1e-4:1e-1", "seeds_per_trial=2"])
+    seeds = [settings_of_best(sweep, whole._replace(learner=n), {}).seed for n in (0, 1)]
+    assert seeds == whole.book.trials[whole.best].seeds, "of the learner whose policy is stored"
 
 
 def test_halving_trains_few_to_the_end_and_each_as_without_it():
