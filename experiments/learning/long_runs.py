@@ -35,11 +35,11 @@ core each, with evaluations in the same process. *Published* is another trainer'
 many steps where nothing else is written. *Speed* is the median of environment steps a second in the first and in the
 last fifth of the run; it falls where a longer episode or a better policy makes steps dearer, or where the machine did
 other work. *Memory* is what the process alone holds (its proportional set), after the first tenth and at the end. A
-*paused* run is shown up to its last evaluation, which one bad policy can spoil; its published return is of the whole
-length.
+*paused* run is shown up to its last evaluation; its published return is of the whole length. One bad policy can spoil
+the last evaluation, and one good policy flatters the *highest* of all.
 
-| run | steps | greedy return | published | hours | speed, first → last fifth | memory, GB |
-|---|---|---|---|---|---|---|
+| run | steps | greedy return | highest | published | hours | speed, first → last fifth | memory, GB |
+|---|---|---|---|---|---|---|---|
 """
 FLASH_SAC = "the curves that FlashSAC publishes (arXiv 2604.04539), Gymnasium v4"
 MINATAR = "PPO of gymnax-blines after 10 M steps"
@@ -157,6 +157,7 @@ def line(name: str, found: dict[str, Any]) -> str:
         f"`{name}`",
         f"{last[0]:,}" if found.get("complete", True) else f"{last[0]:,}, paused",
         f"{last[1]:,.1f}",
+        f"{max(value for _, value, _ in found['curve']):,.1f}",
         f"{run.published:,.0f}: {run.source}",
         f"{found['wall_s'] / 3600:.2f}",
         f"{np.median(rate[:fifth]):,.0f} → {np.median(rate[-fifth:]):,.0f}",
