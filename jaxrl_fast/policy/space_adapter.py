@@ -91,12 +91,9 @@ class SpaceAdapter:
             return tuple(readers), values
         except ValueError as error:
             texts = {path: spaces.text_of(part.space) for path, (part, _) in readers.items()}
-            wanted = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
-            part = "" if str(error).startswith("it is ") else f": {error}"
-            raise ValueError(
-                f"the policy of {self.spec.name} takes {wanted}, but this observation is "
-                f"{spaces.text_of_value(obs)}{part}"
-            ) from error
+            asked = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
+            seen = spaces.text_of_value(obs) + ("" if str(error).startswith("it is ") else f": {error}")
+            raise ValueError(f"the policy of {self.spec.name} takes {asked}, but this observation is {seen}") from error
 
     def to_arrays(self, paths: Sequence[tuple], values: Sequence[Any], xp: Any = jnp) -> PyTree:
         """Convert parts ``[..., *own]`` to the arrays of training; others are zeros."""
