@@ -313,6 +313,13 @@ def test_a_policy_names_what_does_not_fit():
     assert len(repr(policy)) < 80
 
 
+def test_a_policy_of_one_array_names_its_observation_once():
+    policy = trained(gym.Discrete(5), gym.Discrete(2), jf.ppo(**ON_POLICY)).policy
+    for obs, end in ((np.zeros(3, np.float32), r"is float32\[3\]"), (7, r"is int64\[\]: it is outside of .*")):
+        with pytest.raises(ValueError, match=rf"this observation {end}$"):
+            policy(obs)
+
+
 @pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_only_what_selects_actions_is_asked_for(name: str, tmp_path: Path):
     observed = gym.Dict(obs=gym.Box(-1, 1, (2,)), privileged_state=gym.Box(-1, 1, (3,)))

@@ -92,7 +92,8 @@ class SpaceAdapter:
         except ValueError as error:
             texts = {path: spaces.text_of(part.space) for path, (part, _) in readers.items()}
             asked = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
-            seen = spaces.text_of_value(obs) + ("" if str(error).startswith("it is ") else f": {error}")
+            seen = spaces.text_of_value(obs)
+            seen += "" if str(error).startswith(f"it is {seen}, not ") else f": {error}"
             raise ValueError(f"the policy of {self.spec.name} takes {asked}, but this observation is {seen}") from error
 
     def to_arrays(self, paths: Sequence[tuple], values: Sequence[Any], xp: Any = jnp) -> PyTree:
