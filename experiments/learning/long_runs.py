@@ -34,7 +34,8 @@ HEAD = """# Runs of full length
 core each, with evaluations in the same process. *Published* is another trainer's return on the same task, after as
 many steps where nothing else is written. *Speed* is the median of environment steps a second in the first and in the
 last fifth of the run; it falls where a longer episode or a better policy makes steps dearer, or where the machine did
-other work. *Memory* is what the process alone holds (its proportional set), after the first tenth and at the end. A
+other work. *Memory* is what the process alone holds (its proportional set), after the first tenth and at the end (the
+median of five samples, since the last may see the process exit). A
 *paused* run is shown up to its last evaluation; its published return is of the whole length. One bad policy can spoil
 the last evaluation, and one good policy flatters the *highest* of all.
 
@@ -161,7 +162,7 @@ def line(name: str, found: dict[str, Any]) -> str:
         f"{run.published:,.0f}: {run.source}",
         f"{found['wall_s'] / 3600:.2f}",
         f"{np.median(rate[:fifth]):,.0f} → {np.median(rate[-fifth:]):,.0f}",
-        f"{memory[len(memory) // 10]:.2f} → {memory[-1]:.2f}",
+        f"{memory[len(memory) // 10]:.2f} → {np.median(memory[-5:]):.2f}",
     ]
     return f"| {' | '.join(cells)} |\n"
 
