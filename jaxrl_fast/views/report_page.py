@@ -200,8 +200,8 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
     if steps is not None:
         data, online = view.settings.get("data"), view.settings.get("online_steps")
         where = (f", the last {online:,} in the environment" if online else ", from data alone") if data else ""
-        label = "steps" if data else "environment steps"
-        found.append((label, f"{round(steps):,}", f"of {total:,}{where}" if total else ""))
+        counted = f"of {total:,}{where}" if total else ""
+        found.append(("steps" if data else "environment steps", f"{round(steps):,}", counted))
     if wall_s(view) is not None:
         found.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
     rates = ((label, view.summary.get(column) or view.status.get(column), note) for label, column, note in RATES)
@@ -358,9 +358,8 @@ def settings_table(view: RunView) -> list[list[str]]:
     settings = by_dotted_key(view.settings)
     means = meanings_of_null(name_of(view.settings, "algo"))
     shown = {key: means.get(key, "null") if value is None else written(value) for key, value in settings.items()}
-    drawn = (read_members(view.path) or {}).get("settings", [])
-    shown |= {key: f"{kind}: {', '.join(values)}" for key, kind, values in drawn}
-    origin |= dict.fromkeys((key for key, *_ in drawn), "drawn by each member")
+    for key, kind, values in (read_members(view.path) or {}).get("settings", []):
+        shown[key], origin[key] = f"{kind}: {', '.join(values)}", "drawn by each member"
     return [[key, value, origin.get(key, "default")] for key, value in shown.items()]
 
 
