@@ -248,11 +248,13 @@ def write(store: Store, jit: Jit, traced: Traced) -> None:
     trees = {"arguments": traced.arguments, "results": traced.results}
     try:
         described = {name: to_json(jax.tree.unflatten(t, range(t.num_leaves))) for name, t in trees.items()}
-        store.write(jit.name, {"exported": bytes(traced.exported.serialize()), **described})
+        content = {"exported": bytes(traced.exported.serialize()), **described}
     except (TypeError, ValueError, NotImplementedError) as error:  # the state has types without names
         # A program that reads arrays of this process, such as recorded data, cannot be stored by design.
         if "host_callbacks" not in str(error):
             store.refuse(jit.name, f"{type(error).__name__}: {error}")
+        return
+    store.write(jit.name, content)
 
 
 def _from_file(found: dict[str, Any]) -> Traced:

@@ -200,8 +200,8 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
     if steps is not None:
         data, online = view.settings.get("data"), view.settings.get("online_steps")
         where = (f", the last {online:,} in the environment" if online else ", from data alone") if data else ""
-        counted = f"of {total:,}{where}" if total else ""
-        found.append(("steps" if data else "environment steps", f"{round(steps):,}", counted))
+        label = "steps" if data else "environment steps"
+        found.append((label, f"{round(steps):,}", f"of {total:,}{where}" if total else ""))
     if wall_s(view) is not None:
         found.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
     rates = ((label, view.summary.get(column) or view.status.get(column), note) for label, column, note in RATES)
