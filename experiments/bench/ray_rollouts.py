@@ -27,6 +27,7 @@ from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, size_bytes
 from jaxrl_fast.envs.pool.recipes import recipe
 from jaxrl_fast.envs.pool.rolling import begin_rollout, make_roll, rollout_fields
 from jaxrl_fast.envs.pool.stepping import describe, make_stepper
+from jaxrl_fast.learning.acting import uniform_action
 from jaxrl_fast.learning.algorithm import Learned
 from jaxrl_fast.learning.run_graph import bind, init_params, init_statistics, sampler
 
@@ -122,10 +123,12 @@ def over_ray(env: HostEnv, hosts: list[Any]) -> HostEnv:
     )
 
 
-def sampling(env: HostEnv, length: int = LENGTH) -> Any:
-    """Return a function that makes a rollout with fixed parameters."""
+def sampling(env: HostEnv, length: int = LENGTH, given: bool = False) -> Any:
+    """Return a function that makes a rollout with fixed parameters; ``given``: with random actions drawn beforehand."""
     algorithm = jf.ppo(rollout_length=length)
     agent = bind(algorithm, env.spec, env.num_envs)
+    if given:
+        agent = agent._replace(acting=agent.acting._replace(explore=drawing(env, agent.acting.explore)))
     sample = sampler(env, agent)
     inputs: dict[str, Any] = {n: Learned(init_params(agent.parts[n], jax.random.key(5))) for n in agent.acting.parts}
     inputs["statistics"] = init_statistics(env, agent)
@@ -138,6 +141,17 @@ def sampling(env: HostEnv, length: int = LENGTH) -> Any:
         return outputs["rollout"]
 
     return rollout
+
+
+def drawing(env: HostEnv, explore: Any) -> Any:
+    """Return a replacement of ``explore`` that draws actions without observations, and stores zeros with them."""
+
+    def draw(learned: Any, carry: Any, obs: Any, first: Any, key: Any, hyper: Any) -> tuple:
+        stored = jax.eval_shape(explore, learned, carry, obs, first, key, hyper)[2]
+        extras = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), stored)
+        return uniform_action(env.spec.action, obs, first.shape, key), carry, extras
+
+    return draw
 
 
 def central(hosts: list[Any]) -> float:

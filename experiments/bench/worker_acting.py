@@ -1,8 +1,9 @@
 """PPO in host environments: ours with workers that act and with central inference, Stable-Baselines3 and SBX, in turn.
 
 ``BENCH_PEERS=<python with stable_baselines3 and sbx> python experiments/bench/worker_acting.py [CartPole-v1 ...]``;
-``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step the environments;
-``Pong`` compares DQN on ALE's Pong.
+``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step the environments with
+the same actions, since some are easier to simulate than others; ``share HalfCheetah-v5 16 given`` the same with random
+actions, drawn beforehand on both sides; ``Pong`` compares DQN on ALE's Pong.
 
 PPO trains with 16 environments x 2048 steps, 10 epochs, minibatches of 64 and networks of 64 x 64 units, DQN with 8
 environments x 4 steps, then 8 updates of 32, and the network of Mnih et al. (2015). A rate is of a rollout and its
@@ -10,9 +11,11 @@ updates, for Pong of `PONG_STEPS` steps with theirs, after two that warm up. Eve
 are added to experiments/results/bench/worker_acting.json; run it on an otherwise idle machine.
 """
 
+import itertools
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -87,30 +90,37 @@ def steps_of(id: str) -> int:
     return PONG_STEPS if id == PONG else STEPS
 
 
-def rollouts_s(id: str, num_envs: int) -> float:
-    """Return the seconds of `SHARE_STEPS` steps of each environment in our rollouts, without updates."""
+def rollouts_s(id: str, num_envs: int, path: str, given: str = "") -> float:
+    """Return the seconds of `SHARE_STEPS` steps of each environment in our second rollout, without updates; write the
+    actions of both, ``[2 T, E, ...]``.
+    """
+    import numpy as np
     import ray_rollouts
 
     import jaxrl_fast as jf
 
     jf.setup(cpu_devices=1)
     env = jf.make_env("gymnasium", id=id, num_envs=num_envs, pool={"bridge": "worker", "workers": 2})
-    rollout = ray_rollouts.sampling(env, SHARE_STEPS)
-    rollout(0)
+    rollout = ray_rollouts.sampling(env, SHARE_STEPS, bool(given))
+    first = rollout(0).action
     began = time.perf_counter()
-    rollout(1)
+    second = rollout(1).action
     seconds = time.perf_counter() - began
     env.close()
+    np.save(path, np.concatenate([first, second]).clip(-1, 1))
     return seconds
 
 
-def alone_s(id: str, num_envs: int) -> float:
-    """Return the seconds of as many steps with fixed random actions in two processes that do nothing else."""
+def alone_s(id: str, num_envs: int, path: str, given: str = "") -> float:
+    """Return the seconds of as many steps with these actions in two processes that do nothing else."""
     import multiprocessing
+
+    import numpy as np
 
     context = multiprocessing.get_context("fork")
     ready, results = context.Barrier(2), context.Queue()
-    players = [context.Process(target=play, args=(id, num_envs // 2, ready, results)) for _ in range(2)]
+    halves = np.split(np.load(path), 2, axis=1)
+    players = [context.Process(target=play, args=(id, half, ready, results)) for half in halves]
     for player in players:
         player.start()
     seconds = max(results.get() for _ in players)
@@ -119,39 +129,40 @@ def alone_s(id: str, num_envs: int) -> float:
     return seconds
 
 
-def play(id: str, count: int, ready: Any, results: Any) -> None:
-    """Step some environments; report the seconds."""
+def play(id: str, actions: Any, ready: Any, results: Any) -> None:
+    """Step some environments with their actions ``[2 T, E, ...]``; report the seconds of the second half."""
     import gymnasium
 
-    envs = [gymnasium.make(id, disable_env_checker=True) for _ in range(count)]
+    envs = [gymnasium.make(id, disable_env_checker=True) for _ in actions[0]]
     for i, env in enumerate(envs):
         env.reset(seed=i)
-        env.action_space.seed(i)
-    actions = [envs[0].action_space.sample() for _ in range(64)]
-    ready.wait()
-    began = time.perf_counter()
-    for t in range(SHARE_STEPS):
-        for env in envs:
-            _, _, terminated, truncated, _ = env.step(actions[t % 64])
-            if terminated or truncated:
-                env.reset()
+    for half in (actions[:SHARE_STEPS], actions[SHARE_STEPS:]):
+        ready.wait()
+        began = time.perf_counter()
+        for now in half:
+            for env, action in zip(envs, now, strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
     results.put(time.perf_counter() - began)
 
 
-def share(id: str, num_envs: str) -> None:
+def share(id: str, num_envs: str, *given: str) -> None:
     """Compare rollouts with the environments alone, in turn, and store the seconds."""
     from describe import machine
     from run import once
 
     row: dict[str, list[float]] = {"rollouts": [], "alone": []}
-    for _ in range(5):
-        for name, seconds in row.items():
-            seconds.append(once(sys.executable, "worker_acting.py", name, id, num_envs)["seconds"])
+    with tempfile.TemporaryDirectory() as place:
+        for _, (name, seconds) in itertools.product(range(5), row.items()):
+            path = str(Path(place) / "actions.npy")
+            seconds.append(once(sys.executable, "worker_acting.py", name, id, num_envs, path, *given)["seconds"])
     document = json.loads(SHARES.read_text()) if SHARES.exists() else {}
     ratios = sorted(a / b for a, b in zip(row["alone"], row["rollouts"], strict=True))
-    document[f"{id} {num_envs}"] = {"seconds": row, "share": ratios[2], "range": ratios[:: len(ratios) - 1]}
+    title = " ".join((id, num_envs, *given))
+    document[title] = {"seconds": row, "share": ratios[2], "range": ratios[:: len(ratios) - 1]}
     SHARES.write_text(json.dumps(document | {"machine": machine()}, indent=1) + "\n")
-    print(id, num_envs, f"{ratios[2]:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]", flush=True)
+    print(title, f"{ratios[2]:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]", flush=True)
 
 
 def measure(id: str) -> None:
@@ -196,7 +207,7 @@ if __name__ == "__main__":
     elif what in ("rollouts", "alone"):
         from worker import say
 
-        say({"seconds": (rollouts_s if what == "rollouts" else alone_s)(rest[0], int(rest[1]))})
+        say({"seconds": (rollouts_s if what == "rollouts" else alone_s)(rest[0], int(rest[1]), *rest[2:])})
     elif what == "share":
         share(*rest)
     else:

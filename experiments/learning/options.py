@@ -1,4 +1,4 @@
-"""What each option of an algorithm brings or costs: greedy return and seconds after equal steps, three seeds.
+"""What each option of an algorithm brings or costs: greedy return and seconds, three seeds.
 
 ``python experiments/learning/options.py`` makes all missing runs, ``... ppo`` only an algorithm's, ``core=1`` on
 another core, ``--page`` only writes ``docs/options.md``. Every row is one run with three seeds on one core, and the
@@ -30,7 +30,8 @@ SEEDS, EPISODES = 3, 20
 HEAD = """# What options bring
 
 `python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md` or of
-an example and the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last
+an example and the same run without it, after equally many steps; where an option names `total_steps`, both take about
+as many seconds instead. Nothing else is tuned. Returns are means over the last
 greedy evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor,
 for all three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as
 "works, and costs so much", not as a ranking. Each section is about one run, whose command comes first; "apart" is
@@ -43,6 +44,7 @@ SAC, TD3 = (*SWING, "algo=sac"), (*SWING, "algo=td3")
 FIVE = "algo.updates_per_tick=5"
 POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4")
 RUNNER = ("env=hopper", "algo=sac", "tuned=false", "total_steps=20_000", "num_envs=4")
+RUN = ("env=halfcheetah", "algo=ppo", "tuned=false", "total_steps=700_000")
 CROSSING = ("env=traffic_junction_4", "algo=pqn_vdn", "tuned=false", "total_steps=400_000")
 GOALS = ("env=custom", "algo=custom", "num_envs=16", "algo.share=0")
 BITS = (*GOALS, "env.make=examples.hindsight.bits", "algo.make=examples.hindsight.dqn", "total_steps=60_000")
@@ -98,6 +100,10 @@ ROWS: dict[str, Row] = {
     "own bonus, size 10": Row((*SEA, "+env.size=10"), ("algo.bonus_weight=3",)),
     "own bonus, size 12": Row((*SEA, "+env.size=12"), ("algo.bonus_weight=3",)),
     "own bonus, size 15": Row((*SEA, "+env.size=15"), ("algo.bonus_weight=3",)),
+    "seconds reppo": Row(RUN, ("algo=reppo", "total_steps=200_000")),
+    "seconds fast_td3": Row(RUN, ("algo=fast_td3", "total_steps=40_000")),
+    "seconds td3": Row(RUN, ("algo=td3", "total_steps=17_000")),
+    "seconds flash_sac": Row(RUN, ("algo=flash_sac", "total_steps=3_000")),
     "pqn_vdn mixer": Row(CROSSING, ("algo.mixer=qmix",)),
 }
 """Rows by algorithm and option."""
