@@ -197,14 +197,8 @@ def sac(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
     hyper = SacHyper(*rates, max_grad_norm, reward_scale, weight_decay, fixed_temperature, importance_exponent)
-    options: dict[str, Any] = dict(
-        activation=activation,
-        memory=memory,
-        recurrent_size=recurrent_size,
-        network=network,
-        cnn=cnn,
-        precision=precision,
-    )
+    options: dict[str, Any] = dict(activation=activation, memory=memory, recurrent_size=recurrent_size)
+    options |= dict(network=network, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics)

@@ -156,14 +156,8 @@ def sac_discrete(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
     hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    options: dict[str, Any] = dict(
-        activation=activation,
-        memory=memory,
-        recurrent_size=recurrent_size,
-        network=network,
-        cnn=cnn,
-        precision=precision,
-    )
+    options: dict[str, Any] = dict(activation=activation, memory=memory, recurrent_size=recurrent_size)
+    options |= dict(network=network, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)

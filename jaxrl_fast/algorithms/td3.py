@@ -189,14 +189,8 @@ def td3(
     """
     rates = learning_rate, actor_learning_rate_ratio, discount, tau, exploration_noise, target_noise, target_noise_clip
     hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay, importance_exponent)
-    options: dict[str, Any] = dict(
-        activation=activation,
-        memory=memory,
-        recurrent_size=recurrent_size,
-        network=network,
-        cnn=cnn,
-        precision=precision,
-    )
+    options: dict[str, Any] = dict(activation=activation, memory=memory, recurrent_size=recurrent_size)
+    options |= dict(network=network, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics)

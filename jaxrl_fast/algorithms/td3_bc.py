@@ -147,14 +147,8 @@ def td3_bc(
     """
     rates = learning_rate, actor_learning_rate_ratio, discount, tau, actor_penalty, critic_penalty, exploration_noise
     hyper = Td3BcHyper(*rates, target_noise, target_noise_clip, max_grad_norm, reward_scale, weight_decay)
-    options: dict[str, Any] = dict(
-        activation=activation,
-        memory=memory,
-        recurrent_size=recurrent_size,
-        network=network,
-        cnn=cnn,
-        precision=precision,
-    )
+    options: dict[str, Any] = dict(activation=activation, memory=memory, recurrent_size=recurrent_size)
+    options |= dict(network=network, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
