@@ -30,8 +30,8 @@ SEEDS, EPISODES = 3, 20
 HEAD = """# What options bring
 
 `python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md` or of
-an example and the same run without it, after equally many steps; where an option names `total_steps`, both take about
-as many seconds instead. Nothing else is tuned. Returns are means over the last
+an example and the same run without it, after equally many steps; where an option names `total_steps`, the number
+was chosen for equal seconds (the column has what it took). Nothing else is tuned. Returns are means over the last
 greedy evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor,
 for all three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as
 "works, and costs so much", not as a ranking. Each section is about one run, whose command comes first; "apart" is
