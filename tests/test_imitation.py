@@ -181,6 +181,8 @@ def test_what_cannot_teach_is_refused_in_one_line(teachers: dict[bool, jf.Policy
     def learn(env: VecEnv, algorithm: jf.Algorithm) -> None:
         jf.learn(env, algorithm, total_steps=80)
 
+    with pytest.raises(ValueError, match="with_teacher takes one policy"):
+        jf.with_teacher(jf.ppo(), "runs/latest")
     with pytest.raises(ValueError, match="teacher: algo=dqn has values and no policy"):
         learn(line(discrete=True), jf.with_teacher(jf.dqn(epsilon=0.1), teachers[True]))
     with pytest.raises(ValueError, match="whose actions differ from those in line"):

@@ -18,7 +18,7 @@ import jaxrl_fast as jf
 from jaxrl_fast.algorithms.iql import expectile_error
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.data import NEXT_ACTION
-from jaxrl_fast.learning.datasets import episodes_in, join, load_dataset, save_dataset, steps_in, to_minari
+from jaxrl_fast.learning.datasets import episodes_in, join, load_dataset, save_dataset, steps_in, to_minari, usable
 from jaxrl_fast.learning.offline import Recorded, mixed_source, read_recorded
 from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer
 from jaxrl_fast.policy.policies import with_sampled_actions
@@ -111,6 +111,46 @@ def test_a_data_set_is_read_as_it_was_written_and_a_change_is_refused(tmp_path: 
         load_dataset(tmp_path / "1")
     with pytest.raises(ValueError, match="holds no data set"):
         load_dataset(tmp_path / "2")
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "config.yaml").touch()
+    with pytest.raises(ValueError, match="contains other files"):
+        save_dataset(dataset, tmp_path / "3")
+
+
+def test_arrays_of_ones_own_are_taken_with_the_dtypes_of_numpy() -> None:
+    wide = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x.astype(np.int64), OWN)
+    found = usable(wide, DISCRETE, "own")
+    jax.tree.map(np.testing.assert_array_equal, found, OWN)
+    assert [leaf.dtype.itemsize for leaf in (found.obs[""], found.action, found.reward)] == [4, 4, 4]
+    unmarked = OWN._replace(truncated=np.zeros(8, bool), terminated=np.zeros(8, bool))
+    assert np.flatnonzero(usable(unmarked, DISCRETE, "own").truncated).tolist() == [2, 3, 7]
+
+
+DISCRETE = line(discrete=True).spec
+OWN = dataset_of([3, 1, 4])._replace(action=np.arange(8, dtype=np.int32) % 2, about={})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (dict(obs={"": OWN.obs[""][:8]}), "observations has 8 rows, not 11"),
+        (dict(reward=OWN.reward[:7]), "reward has 7 rows, not 8"),
+        (dict(lengths=np.array([3, 1, 3])), "lengths must be above 0 and add up to its 8 actions"),
+        (dict(lengths=np.array([4, 0, 4])), "lengths must be above 0"),
+        (dict(action=OWN.action + 1), "its actions are 1 to 2, line has 2, counted from 0"),
+        (dict(obs={"": np.where(np.arange(11)[:, None] == 3, np.nan, OWN.obs[""])}), "observations have a NaN"),
+        (dict(reward=OWN.reward + np.inf), "reward have a NaN or an infinity"),
+        (dict(terminated=np.arange(8) == 5), "step 5 ends an episode"),
+    ],
+)
+def test_arrays_of_ones_own_that_training_would_misread_are_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        usable(OWN._replace(**change), DISCRETE, "own")
+
+
+def test_what_is_no_data_set_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"write a folder, or in Python a jf.Dataset, not dict"):
+        read_recorded({"obs": 1}, jf.bc(), DISCRETE, 100, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("env", [line(discrete=True), host_line(discrete=True)], ids=["compiled", "host"])

@@ -51,6 +51,8 @@ MEMORY = "algo.recurrent_size=64 algo.batch_size=32"
 """Batches of 32 sequences of 8 steps; without memory they have the same number of steps."""
 TO_THE_END = "algo.learning_rate=linear:1e-3:1e-4"
 """A learning rate that decays until the last step."""
+SMALL_FAST_TD3 = "num_envs=16 algo.batch_size=512 algo.policy_hidden=[64,64] algo.critic_hidden=[128,128]"
+"""Its defaults, larger batches and networks, are for a GPU."""
 SHORT = "total_steps=4_000_000"
 """For MinAtar, since 10 million steps take too long."""
 BREAKOUT, INVADERS = 28.0, 131.0
@@ -164,6 +166,7 @@ ROWS = {
     "cartpole_sac_discrete": _row("env=cartpole algo=sac_discrete", 475.0),
     "pendulum_sac": _row("env=pendulum algo=sac", -170.0),
     "pendulum_td3": _row("env=pendulum algo=td3", -170.0),
+    "pendulum_fast_td3": _row(f"env=pendulum algo=fast_td3 {SMALL_FAST_TD3} total_steps=50_000", -170.0, num_seeds=3),
     "pendulum_ppo": _row("env=pendulum algo=ppo", -170.0),
     "memory_chain_ppo": _row("env=memory_chain algo=ppo algo.recurrent_size=64", 0.9),
     "memory_chain_ppo_without": _row("env=memory_chain algo=ppo", 0.9, unsolved=True),

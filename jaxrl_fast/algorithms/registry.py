@@ -30,24 +30,8 @@ from jaxrl_fast.system import fault_of, import_function
 
 __all__ = ["bc", "dqn", "fast_td3", "flash_sac", "impala", "ippo", "iql", "mappo", "ppo", "pqn", "pqn_vdn", "reppo"]
 __all__ += ["sac", "sac_discrete", "td3", "td3_bc"]
-FACTORIES = (
-    bc,
-    dqn,
-    fast_td3,
-    flash_sac,
-    impala,
-    ippo,
-    iql,
-    mappo,
-    ppo,
-    pqn,
-    pqn_vdn,
-    reppo,
-    sac,
-    sac_discrete,
-    td3,
-    td3_bc,
-)
+FACTORIES: tuple[Callable[..., Algorithm], ...] = bc, dqn, fast_td3, flash_sac, impala, ippo, iql, mappo, ppo, pqn
+FACTORIES += pqn_vdn, reppo, sac, sac_discrete, td3, td3_bc
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {make.__name__: make for make in FACTORIES}
 CUSTOM = "custom"
 """Name on the command line of an algorithm whose factory is ``algo.make``."""

@@ -125,7 +125,7 @@ def steps_in(dataset: Dataset, spec: EnvSpec) -> Transition:
     """Return all steps of a data set.
 
     Args:
-        dataset: Data set of this environment (`check_same_spaces`).
+        dataset: Data set of this environment (`usable`).
         spec: Environment.
 
     Returns:
@@ -141,17 +141,52 @@ def steps_in(dataset: Dataset, spec: EnvSpec) -> Transition:
     return Transition(now, dataset.action, *outcome, first, Extras({}, {}))  # type: ignore[arg-type]
 
 
-def check_same_spaces(dataset: Dataset, spec: EnvSpec, name: str) -> None:
-    """Check that an environment has the observations and actions of a data set.
+def usable(given: Any, spec: EnvSpec, name: str) -> Dataset:
+    """Return a data set as training takes it: numbers of 32 bits, and the last step of each episode marked as an end.
 
     Args:
-        dataset: Data set.
+        given: Data set, read from files or built from arrays.
         spec: Environment.
         name: Name of the data set in messages.
 
+    Returns:
+        The data set.
+
     Raises:
-        ValueError: Observations or actions differ.
+        ValueError: It is no data set; its sizes do not match; observations or actions are of another environment; or
+            it has NaNs, actions that the environment does not have, or an end within an episode.
     """
+    if not isinstance(given, Dataset):
+        raise ValueError(f"data={name}: write a folder, or in Python a jf.Dataset, not {type(given).__name__}")
+    obs = {path: _in_32_bits(np.asarray(x)) for path, x in given.obs.items()}
+    flat = (given.reward, np.float32), (given.terminated, bool), (given.truncated, bool)
+    reward, *ends = (np.ravel(np.asarray(x, dtype)) for x, dtype in flat)
+    columns: Any = _in_32_bits(np.asarray(given.action)), reward, *ends, np.asarray(given.lengths)
+    dataset = _checked(Dataset(obs, *columns)._replace(about=given.about), f"data={name}")
+    last = np.zeros(len(reward), bool)
+    last[np.cumsum(dataset.lengths) - 1] = True
+    _check_same_spaces(dataset, spec, name)
+    _check_contents(dataset, spec, last, name)
+    return dataset._replace(truncated=dataset.truncated | last & ~dataset.terminated)
+
+
+def _check_contents(dataset: Dataset, spec: EnvSpec, last: np.ndarray, name: str) -> None:
+    for of, leaf in {**dataset.obs, "action": dataset.action, "reward": dataset.reward}.items():
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            raise ValueError(
+                f"data={name}: its {of or 'observations'} have a NaN or an infinity: leave the episode out"
+            )
+    if not isinstance(spec.action, Box):
+        sizes = spec.action.sizes if isinstance(spec.action, MultiDiscrete) else spec.action.num_actions
+        if ((dataset.action < 0) | (dataset.action >= np.array(sizes))).any():
+            least, most = dataset.action.min(0), dataset.action.max(0)
+            raise ValueError(f"data={name}: its actions are {least} to {most}, {spec.name} has {sizes}, counted from 0")
+    within = np.flatnonzero((dataset.terminated | dataset.truncated) & ~last)
+    if within.size:
+        raise ValueError(f"data={name}: step {within[0]} ends an episode, which goes on by its lengths: split it there")
+
+
+def _check_same_spaces(dataset: Dataset, spec: EnvSpec, name: str) -> None:
     wanted = {path: (tuple(s.shape), str(s.dtype)) for path, s in named_leaves(spec.obs).items()}
     found = {path: (x.shape[1:], str(x.dtype)) for path, x in dataset.obs.items()}
     if wanted != found:
@@ -206,16 +241,18 @@ def save_dataset(dataset: Dataset, folder: str | Path) -> Path:
 
 
 def refuse_full(folder: Path) -> None:
-    """Check that a folder contains no data set.
+    """Check that a folder contains nothing.
 
     Args:
         folder: Folder.
 
     Raises:
-        ValueError: It contains one.
+        ValueError: It contains a data set or other files.
     """
     if (folder / DESCRIPTION).exists():
         raise ValueError(f"out={folder} contains a data set already: write another out, or remove it")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"out={folder} contains other files: write a new folder, or remove them")
 
 
 def load_dataset(path: str | Path) -> Dataset:
@@ -293,13 +330,14 @@ def _digest(file: Path) -> str:
 
 def _checked(dataset: Dataset, name: str) -> Dataset:
     """Return a data set whose arrays have matching lengths."""
-    steps, episodes = len(dataset.action), len(dataset.lengths)
-    columns = dataset.reward, dataset.terminated, dataset.truncated
-    whole = episodes > 0 and int(dataset.lengths.sum()) == steps and int(dataset.lengths.min()) > 0
-    whole = whole and all(len(x) == steps for x in columns)
-    whole = whole and all(len(x) == steps + episodes for x in dataset.obs.values())
-    if not whole:
-        raise ValueError(f"{name} is damaged: the sizes of its arrays do not match")
+    steps, episodes, lengths = len(dataset.action), len(dataset.lengths), dataset.lengths
+    if not (episodes and lengths.min() > 0 and lengths.sum() == steps):
+        raise ValueError(f"{name}: its lengths must be above 0 and add up to its {steps:,} actions")
+    sizes = {of: (len(getattr(dataset, of)), steps) for of in ("reward", "terminated", "truncated")}
+    sizes |= {f"observations {path}".rstrip(): (len(x), steps + episodes) for path, x in dataset.obs.items()}
+    for of, (rows, needed) in sizes.items():
+        if rows != needed:
+            raise ValueError(f"{name}: {of} has {rows:,} rows, not {needed:,}; an episode has n actions and n + 1 obs")
     return dataset
 
 

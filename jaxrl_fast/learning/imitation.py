@@ -51,10 +51,12 @@ def with_teacher(algorithm: Algorithm, teacher: Any, *, share: float = 0.5) -> A
         The algorithm, with one more hyper-parameter, ``teacher_weight``.
 
     Raises:
-        ValueError: ``share`` is not in (0, 1].
+        ValueError: ``share`` is not in (0, 1], the teacher is no policy, or the algorithm has a teacher already.
     """
     if not 0.0 < share <= 1.0:
         raise ValueError(f"teacher_share={share}: write a number above 0, at most 1")
+    if not hasattr(teacher, "spec") or WEIGHT in algorithm.hyper._fields:
+        raise ValueError("with_teacher takes one policy, such as jf.load_policy(folder), and an algorithm without one")
     kind = namedtuple("TaughtHyper", [*algorithm.hyper._fields, WEIGHT])  # type: ignore[misc]  # its own fields and one
     hyper: Any = kind._make([*algorithm.hyper, Linear(1.0, 0.0, share)])
 

@@ -20,8 +20,9 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy
 from jaxrl_fast.learning.data import NEXT_ACTION
-from jaxrl_fast.learning.datasets import Dataset, check_same_spaces, load_dataset, steps_in
+from jaxrl_fast.learning.datasets import Dataset, load_dataset, steps_in, usable
 from jaxrl_fast.learning.host_sampling import no_steps
+from jaxrl_fast.learning.imitation import TEACHER
 from jaxrl_fast.learning.replay import Buffer, RingState, Sampled, SampledWindows, Source, Window, gather_windows
 from jaxrl_fast.learning.replay import uniform_source as uniform
 from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
@@ -78,11 +79,11 @@ def read_recorded(
         raise ValueError(
             f"online_steps={online_steps} are the last of total_steps={total_steps}: write at most as many"
         )
-    dataset, name = (data, "dataset") if isinstance(data, Dataset) else (load_dataset(data), str(data))
+    read = isinstance(data, str | Path)
+    name = str(data) if read else "dataset"
     if spec.num_agents is not None:
         raise ValueError(f"data={name}: {spec.name} has several agents, which data do not support: leave data out")
-    check_same_spaces(dataset, spec, name)
-    steps = steps_in(dataset, spec)
+    steps = steps_in(usable(load_dataset(data) if read else data, spec, name), spec)  # type: ignore[arg-type]
     following = np.concatenate([steps.action[1:], steps.action[-1:]])
     ends = np.concatenate([steps.first[1:], [True]])
     if np.issubdtype(following.dtype, np.floating):
@@ -122,7 +123,9 @@ def with_data(algorithm: Algorithm, recorded: Recorded) -> Algorithm:
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         agent = algorithm.build(spec, num_envs)
-        data, instead = agent.data, "write algo=iql or algo=td3_bc"
+        data = agent.data
+        taught = TEACHER in getattr(data, "keep", ())
+        instead = "leave teacher out" if taught else "write algo=iql or algo=td3_bc"
         if isinstance(data, OnPolicy):
             raise ValueError(f"algo={algorithm.name} learns from its own newest steps, not from data: {instead}")
         if any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs)):
