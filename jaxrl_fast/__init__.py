@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.algorithms.td3 import td3
     from jaxrl_fast.algorithms.td3_bc import td3_bc
     from jaxrl_fast.api import Result, learn, load_state, make_env, make_train_step, save_state, trained_policy
-    from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
+    from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete, Timestep, Transition, __version__
     from jaxrl_fast.envs.custom import vectorize
     from jaxrl_fast.envs.env import Env, VecEnv
     from jaxrl_fast.envs.env_checks import check_env
@@ -60,7 +60,7 @@ _PUBLIC = {
     "algorithms.registry": "bc dqn fast_td3 flash_sac impala ippo iql mappo ppo pqn pqn_vdn reppo sac sac_discrete td3"
     " td3_bc",
     "api": "Result learn load_state make_env make_train_step save_state trained_policy",
-    "core": "Box Discrete EnvSpec Timestep Transition __version__",
+    "core": "Box Discrete EnvSpec MultiDiscrete Timestep Transition __version__",
     "envs.custom": "vectorize",
     "envs.env": "Env VecEnv",
     "envs.env_checks": "check_env",

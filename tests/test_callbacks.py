@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from many_commands import refusal
+from many_commands import TRAINED, refusal
 
 import jaxrl_fast as jf
 
@@ -401,3 +401,19 @@ def test_the_return_is_no_part_of_a_compiled_program():
     settings = [flat_settings(compose([*words, *more])) for more in ([], ["stop.return=475"], ["num_envs=2"])]
     same, stopped, other = (store_of(keeper, own, None).key for own in settings)
     assert same == stopped != other
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["algo=ppo", "total_steps=2000"],
+            "no update: learning begins after 2,048 steps; write total_steps=4096 or more",
+        ),
+        (["algo=ppo", "total_steps=2049"], ""),
+        (["algo=dqn", "total_steps=40", "algo.warmup_steps=80"], "no update: learning begins after 76 steps"),
+    ],
+)
+def test_a_run_that_ends_before_its_first_update_says_so(commands, tmp_path, words, told):
+    ended = commands.run(tmp_path, "train", "env=cartpole", "num_envs=4", "tuned=false", *words)
+    assert ended.status == TRAINED and ("no update" in ended.out) == bool(told) and told in ended.out

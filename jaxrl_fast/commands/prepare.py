@@ -306,7 +306,7 @@ def print_if_too_short(job: Job) -> None:
     Args:
         job: Run.
     """
-    plan, waits = job.plan, job.agent.warmup_ticks
+    plan, waits = job.plan, max(fragment.start for fragment in job.graph.fragments)
     if job.resumed is None and job.options.data is None and plan.num_chunks * plan.ticks_per_chunk <= waits:
         first, least = waits * plan.steps_per_tick, (waits + 1) * plan.steps_per_tick
         print(f"no update: learning begins after {first:,} steps; write total_steps={least} or more", flush=True)
