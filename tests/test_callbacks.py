@@ -411,7 +411,7 @@ def test_the_return_is_no_part_of_a_compiled_program():
             "no update: learning begins after 2,048 steps; write total_steps=4096 or more",
         ),
         (["algo=ppo", "total_steps=2049"], ""),
-        (["algo=dqn", "total_steps=40", "algo.warmup_steps=80"], "no update: learning begins after 76 steps"),
+        (["algo=dqn", "total_steps=40", "algo.warmup_steps=80"], "no update: learning begins after 64 steps"),
     ],
 )
 def test_a_run_that_ends_before_its_first_update_says_so(commands, tmp_path, words, told):
