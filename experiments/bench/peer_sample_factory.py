@@ -1,9 +1,9 @@
 """Worker: Sample Factory's APPO on CartPole-v1 with the sizes of `worker_acting`: ``python peer_sample_factory.py``.
 
-It needs an environment with ``sample-factory`` 2.1 and ``numpy<2``. Two workers with 8 environments each make rollouts
-of 2,048 steps while the learner makes 10 epochs of minibatches of 64 (its default, ``async_rl``); ``sync`` as first
-word lets both wait for each other, as the other sides do. Prints the seconds of a rollout and its updates, after two
-that warm up.
+It needs an environment with ``sample-factory`` 2.1 and ``numpy<2``. Two workers with 8 environments each and the
+learner wait for each other, as the other sides do. Its minibatches are whole rollouts, so that rollouts have 64 steps,
+and 512 of them make a training step of 10 epochs: as many steps and updates as on the other sides. Prints the seconds
+of a training step, after two that warm up. ``async`` as first word lets neither wait.
 """
 
 import sys
@@ -55,7 +55,7 @@ def make(name: str, *rest: Any, **more: Any) -> gymnasium.Env:
     return gymnasium.make(name)
 
 
-def main(how: str = "async") -> None:
+def main(how: str = "sync") -> None:
     """Train, and print the mean seconds of the iterations after the first two."""
     register_env("CartPole-v1", make)
     with tempfile.TemporaryDirectory() as place:

@@ -225,8 +225,8 @@ def recorded_buffer(steps: Transition, like: Buffer, window: Window) -> Buffer:
     slots = -(-total // shards)
     if slots < window.length + window.stride:
         raise ValueError(
-            f"data of {total} steps are too few for sequences of {window.length}: collect at least "
-            f"{(window.length + window.stride) * shards}"
+            f"data of {total} steps are too few for sequences of {window.length} in each of {shards} shards: collect "
+            f"at least {(window.length + window.stride) * shards}"
         )
     rows = (np.arange(shards * slots) % total).reshape(shards, slots)
     at_start = np.arange(slots) == 0
