@@ -411,6 +411,10 @@ def test_the_return_is_no_part_of_a_compiled_program():
             "no update: learning begins after 2,048 steps; write total_steps=4096 or more",
         ),
         (["algo=ppo", "total_steps=2049"], ""),
+        (
+            ["algo=ppo", "total_steps=4096", "overlap=sampling"],
+            "begins after 4,096 steps; write total_steps=6144 or more",
+        ),
         (["algo=dqn", "total_steps=40", "algo.warmup_steps=80"], "no update: learning begins after 64 steps"),
     ],
 )

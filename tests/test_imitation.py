@@ -34,6 +34,8 @@ STUDENTS = {
         lambda **more: jf.sac(**REPLAY, recurrent_size=4, sequence_length=2, burn_in=1, **more),
     ),
     "sac_discrete": (True, lambda **more: jf.sac_discrete(**REPLAY, **more)),
+    "iql": (False, lambda **more: jf.iql(**REPLAY, **more)),
+    "reppo": (False, lambda **more: jf.reppo(**ROLLOUTS, num_epochs=2, policy_hidden=(8,), critic_hidden=(8,), **more)),
     "td3": (False, lambda **more: jf.td3(**REPLAY, **more)),
     "flash_sac": (
         False,
@@ -181,8 +183,14 @@ def test_what_cannot_teach_is_refused_in_one_line(teachers: dict[bool, jf.Policy
     def learn(env: VecEnv, algorithm: jf.Algorithm) -> None:
         jf.learn(env, algorithm, total_steps=80)
 
-    with pytest.raises(ValueError, match="with_teacher takes one policy"):
+    with pytest.raises(ValueError, match="with_teacher takes a policy"):
         jf.with_teacher(jf.ppo(), "runs/latest")
+    with pytest.raises(ValueError, match="an algorithm without a teacher"):
+        jf.with_teacher(jf.with_teacher(jf.ppo(), teachers[True]), teachers[True])
+    flags, lengths = np.zeros(99, bool), np.array([50, 49])
+    data = jf.Dataset({"": np.zeros((101, 2))}, np.zeros((99, 1)), np.zeros(99), flags, flags, lengths)
+    with pytest.raises(ValueError, match="leave teacher or data out"):
+        jf.learn(line(discrete=False), jf.with_teacher(jf.sac(**REPLAY), teachers[False]), total_steps=80, data=data)
     with pytest.raises(ValueError, match="teacher: algo=dqn has values and no policy"):
         learn(line(discrete=True), jf.with_teacher(jf.dqn(epsilon=0.1), teachers[True]))
     with pytest.raises(ValueError, match="whose actions differ from those in line"):

@@ -3,10 +3,9 @@
 It needs an environment with ``sample-factory`` 2.1 and ``numpy<2``. Two workers with 8 environments each and the
 learner wait for each other, as the other sides do. Its minibatches are whole rollouts, so that rollouts have 64 steps,
 and 512 of them make a training step of 10 epochs: as many steps and updates as on the other sides. Prints the seconds
-of a training step, after two that warm up. ``async`` as first word lets neither wait.
+of a training step, after two that warm up.
 """
 
-import sys
 import tempfile
 import time
 from typing import Any
@@ -21,6 +20,7 @@ from worker import say
 ROUNDS, WARM = 4, 2
 WORDS = {
     "algo": "APPO",
+    "async_rl": False,
     "env": "CartPole-v1",
     "device": "cpu",
     "num_workers": 2,
@@ -55,11 +55,11 @@ def make(name: str, *rest: Any, **more: Any) -> gymnasium.Env:
     return gymnasium.make(name)
 
 
-def main(how: str = "sync") -> None:
+def main() -> None:
     """Train, and print the mean seconds of the iterations after the first two."""
     register_env("CartPole-v1", make)
     with tempfile.TemporaryDirectory() as place:
-        words = WORDS | {"train_dir": place, "async_rl": how == "async"}
+        words = WORDS | {"train_dir": place}
         args = [f"--{name}={value}" for name, value in words.items()] + ["--encoder_mlp_layers", "64", "64"]
         parser, _ = parse_sf_args(argv=args)
         _, runner = make_runner(parse_full_cfg(parser, args))
@@ -71,4 +71,4 @@ def main(how: str = "sync") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

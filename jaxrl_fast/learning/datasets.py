@@ -379,7 +379,8 @@ def _from_minari(name: str) -> Dataset:
 
 
 def _in_32_bits(array: np.ndarray) -> np.ndarray:
-    return array.astype({np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32}.get(array.dtype, array.dtype))
+    narrowed: Any = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32}
+    return array.astype(narrowed.get(array.dtype, array.dtype), copy=False)
 
 
 def to_minari(dataset: Dataset, name: str, spec: EnvSpec, env_id: str | None = None) -> None:

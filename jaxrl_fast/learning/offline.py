@@ -79,11 +79,10 @@ def read_recorded(
         raise ValueError(
             f"online_steps={online_steps} are the last of total_steps={total_steps}: write at most as many"
         )
-    read = isinstance(data, str | Path)
-    name = str(data) if read else "dataset"
+    given, name = (load_dataset(data), str(data)) if isinstance(data, str | Path) else (data, "dataset")
     if spec.num_agents is not None:
         raise ValueError(f"data={name}: {spec.name} has several agents, which data do not support: leave data out")
-    steps = steps_in(usable(load_dataset(data) if read else data, spec, name), spec)  # type: ignore[arg-type]
+    steps = steps_in(usable(given, spec, name), spec)
     following = np.concatenate([steps.action[1:], steps.action[-1:]])
     ends = np.concatenate([steps.first[1:], [True]])
     if np.issubdtype(following.dtype, np.floating):
@@ -123,9 +122,7 @@ def with_data(algorithm: Algorithm, recorded: Recorded) -> Algorithm:
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         agent = algorithm.build(spec, num_envs)
-        data = agent.data
-        taught = TEACHER in getattr(data, "keep", ())
-        instead = "leave teacher out" if taught else "write algo=iql or algo=td3_bc"
+        data, instead = agent.data, "write algo=iql or algo=td3_bc"
         if isinstance(data, OnPolicy):
             raise ValueError(f"algo={algorithm.name} learns from its own newest steps, not from data: {instead}")
         if any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs)):
@@ -133,6 +130,8 @@ def with_data(algorithm: Algorithm, recorded: Recorded) -> Algorithm:
         if data.prioritize is not None or data.relabel is not None:
             raise ValueError(f"data does not support prioritized or relabeled replay: leave them out, or {instead}")
         lacking = [key for key in data.keep if key != NEXT_ACTION]
+        if TEACHER in lacking:
+            raise ValueError("a teacher acts on steps that the student samples, not on data: leave teacher or data out")
         if lacking or agent.transform is not None:
             needs = ", ".join(lacking) or "a change of rollouts"
             raise ValueError(f"algo={algorithm.name} needs more than data has ({needs}): {instead}")
