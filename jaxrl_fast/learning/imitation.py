@@ -56,9 +56,7 @@ def with_teacher(algorithm: Algorithm, teacher: Any, *, share: float = 0.5) -> A
     if not 0.0 < share <= 1.0:
         raise ValueError(f"teacher_share={share}: write a number above 0, at most 1")
     if not hasattr(teacher, "spec") or WEIGHT in algorithm.hyper._fields:
-        raise ValueError(
-            "with_teacher takes a policy, as of jf.load_policy(folder), and an algorithm without a teacher"
-        )
+        raise ValueError("with_teacher takes a policy, as of jf.load_policy, and an algorithm without a teacher")
     kind = namedtuple("TaughtHyper", [*algorithm.hyper._fields, WEIGHT])  # type: ignore[misc]  # its own fields and one
     hyper: Any = kind._make([*algorithm.hyper, Linear(1.0, 0.0, share)])
 
