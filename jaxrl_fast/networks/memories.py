@@ -65,7 +65,8 @@ def make_memory(kind: Any, size: int) -> Memory:
         return _memory_of(made)._replace(has_window=True)
     if kind not in KINDS:
         raise ValueError(f"memory={kind}: write gru, lstm, mingru, lru, gtrxl, gtrxl-64x2 or my_package.make")
-    kinds: dict[str, Callable[[int], Any]] = dict(gru=_gru, lstm=nn.OptimizedLSTMCell, mingru=MinGru, lru=Lru)
+    gru = partial(nn.GRUCell, recurrent_kernel_init=scaled_normal(1.0))
+    kinds: dict[str, Callable[[int], Any]] = dict(gru=gru, lstm=nn.OptimizedLSTMCell, mingru=MinGru, lru=Lru)
     return _memory_of(partial(kinds[kind], size))
 
 
@@ -91,10 +92,6 @@ class WithMemory(nn.Module):
         seen = seen if action is None else jnp.concatenate([action, seen], axis=-1)
         outputs = self.head(seen, learning=learning)
         return outputs if following else (outputs, states)
-
-
-def _gru(size: int) -> nn.GRUCell:
-    return nn.GRUCell(size, recurrent_kernel_init=scaled_normal(1.0))
 
 
 def _memory_of(make: Callable[[], Any]) -> Memory:
@@ -303,8 +300,7 @@ class Lru(nn.Module):
 
 def _log_decays(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
     """Draw ``log(-log(radius))`` of radii that are uniform by area."""
-    square = jax.random.uniform(key, shape, dtype, LEAST_RADIUS**2, MOST_RADIUS**2)
-    return jnp.log(-0.5 * jnp.log(square))
+    return jnp.log(-0.5 * jnp.log(jax.random.uniform(key, shape, dtype, LEAST_RADIUS**2, MOST_RADIUS**2)))
 
 
 def _dense(x: jax.Array, size: int, *, use_bias: bool = True) -> jax.Array:
@@ -349,9 +345,7 @@ class GtrXl(nn.Module):
         embed = nn.Dense(self.size, kernel_init=scaled_normal(1.0), name="embed")
         hidden, own, entered = embed(x), None if after is None else embed(after), []
         steps = jnp.broadcast_to(jnp.arange(length)[:, None], first.shape)
-        distance, seen = _view(steps - 1, episode, episodes, self.window)
-        # Acting has constant distances, which also ONNX has.
-        now = (np.maximum(self.window - np.arange(self.window + 1), 1) if length == 1 else distance), seen
+        now = None, _view(steps - 1, episode, episodes, self.window)[1]
         later = None if at is None else _view(at, jnp.take_along_axis(episode, at, axis=0), episodes, self.window)
         for i in range(self.layers):
             block = Block(self.size, self.window, name=f"layer_{i}")
@@ -373,11 +367,11 @@ def _view(at: jax.Array, episode: jax.Array, episodes: jax.Array, window: int) -
     """Return what queries after the steps ``at`` ``[N, B]`` see of the context of W + L steps.
 
     Returns:
-        Distance to each step of the context, 1 to W, ``[N, B, W + L]``, and whether it is seen.
+        W less the distance, 1 to W, to each step of the context, ``[B, 1, N, W + L]``, and whether it is seen.
     """
-    distance = window + at[..., None] + 1 - jnp.arange(len(episodes))[None, None]
-    seen = (distance >= 1) & (distance <= window) & (episode[..., None] == episodes.T[None])
-    return jnp.clip(distance, 1, window), seen
+    index = jnp.arange(len(episodes))[None, None] - at.T[..., None] - 1
+    seen = (index >= 0) & (index < window) & (episode.T[..., None] == episodes.T[:, None])
+    return jnp.clip(index, 0, window - 1)[:, None], seen[:, None]
 
 
 def _windows(entered: jax.Array, episodes: jax.Array, length: int, window: int) -> dict[str, jax.Array]:
@@ -395,10 +389,13 @@ class Block(nn.Module):
     window: int
 
     @nn.compact
-    def __call__(self, own: jax.Array, context: jax.Array, distance: Any, seen: jax.Array) -> jax.Array:
-        """Map inputs ``[N, B, size]`` to outputs; ``context`` is ``[W + L, B, size]``, the others as of `_view`."""
+    def __call__(self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array) -> jax.Array:
+        """Map inputs ``[N, B, size]`` to outputs; ``context`` is ``[W + L, B, size]``, the others are of `_view`.
+
+        ``index`` is None where the query n follows the step n - 1.
+        """
         norm = nn.LayerNorm(name="norm_attention")
-        attended = nn.relu(Attention(self.size, self.window)(norm(own), norm(context), distance, seen))
+        attended = nn.relu(Attention(self.size, self.window)(norm(own), norm(context), index, seen))
         own = Gate(self.size, name="gate_attention")(own, attended)
         inside = nn.relu(nn.Dense(self.size)(nn.LayerNorm()(own)))
         return Gate(self.size, name="gate_dense")(own, nn.relu(nn.Dense(self.size)(inside)))
@@ -411,29 +408,34 @@ class Attention(nn.Module):
     window: int
 
     @nn.compact
-    def __call__(self, own: jax.Array, context: jax.Array, distance: Any, seen: jax.Array) -> jax.Array:
+    def __call__(self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array) -> jax.Array:
         heads = math.gcd(NUM_HEADS, self.size)
-        by_head = lambda x: x.reshape(*x.shape[:-1], heads, self.size // heads)  # noqa: E731
+        by_head = lambda x: x.reshape(*x.shape[:2], heads, self.size // heads).transpose(1, 2, 0, 3)  # noqa: E731
         dense = partial(nn.Dense, self.size, use_bias=False, kernel_init=scaled_normal(1.0))
         keys, values = dense(name="key"), dense(name="value")
-        query = by_head(dense(name="query")(own))
-        alike = isinstance(distance, np.ndarray)
-        order = np.append(distance, 0) if alike else np.arange(self.window, -1, -1)
-        places = by_head(dense(name="place")(jnp.asarray(_sinusoids(self.window + 1, self.size)[order])))  # [P, H, D]
-        zeros = nn.initializers.zeros
-        to_content, to_place = (self.param(n, zeros, (1, 1, *query.shape[2:])) for n in ("content", "distance"))
-        by_content, by_place = query + to_content, query + to_place
-        apart = jnp.einsum("nbhd,jbhd->nbhj", by_content, by_head(keys(context)))  # [N, B, H, W + L]
-        by_distance = jnp.einsum("nbhd,jhd->nbhj", by_place, places)
-        further, nearest = _split_last(by_distance)
-        # The distance d is at W - d.
-        apart += further if alike else jnp.take_along_axis(further, self.window - distance[:, :, None], axis=-1)
+        query = by_head(dense(name="query")(own))  # [B, H, N, D]
+        sinusoids = jnp.asarray(_sinusoids(self.window + 1, self.size))[:, None]
+        places = by_head(dense(name="place")(sinusoids))[0]  # [H, W + 1, D]
+        bias = partial(self.param, init_fn=nn.initializers.zeros, shape=(1, 1, heads, self.size // heads))
+        by_content, by_place = (query + bias(name).swapaxes(1, 2) for name in ("content", "distance"))
+        further, nearest = _split_last(jnp.einsum("bhnd,hjd->bhnj", by_place, places))
+        further = _shifted(further) if index is None else jnp.take_along_axis(further, index, axis=-1)
+        apart = jnp.einsum("bhnd,bhjd->bhnj", by_content, by_head(keys(context))) + further  # [B, H, N, W + L]
+        apart = jnp.where(seen, apart, -1e9)
         itself = jnp.sum(by_content * by_head(keys(own)), axis=-1, keepdims=True) + nearest
-        logits = jnp.concatenate([jnp.where(seen[:, :, None], apart, -1e9), itself], axis=-1)
-        weights = nn.softmax(logits / math.sqrt(query.shape[-1]))
-        of_context, of_itself = _split_last(weights)
-        read = jnp.einsum("nbhj,jbhd->nbhd", of_context, by_head(values(context))) + of_itself * by_head(values(own))
-        return dense(name="out")(read.reshape(own.shape))
+        most = jax.lax.stop_gradient(jnp.maximum(jnp.max(apart, axis=-1, keepdims=True), itself))
+        of_context, of_itself = (jnp.exp((x - most) / math.sqrt(query.shape[-1])) for x in (apart, itself))
+        read = jnp.einsum("bhnj,bhjd->bhnd", of_context, by_head(values(context))) + of_itself * by_head(values(own))
+        read = read / (jnp.sum(of_context, axis=-1, keepdims=True) + of_itself)
+        return dense(name="out")(read.transpose(2, 0, 1, 3).reshape(own.shape))
+
+
+def _shifted(x: jax.Array) -> jax.Array:
+    """Move row ``n`` of ``x [B, H, N, W]`` by ``n`` places to the right, among ``W + N`` places."""
+    rows, width = x.shape[2], x.shape[2] + x.shape[3]
+    wide = jnp.concatenate([x, jnp.zeros_like(x, shape=(*x.shape[:3], rows + 1))], axis=-1)
+    flat = wide.reshape(*x.shape[:2], rows * (width + 1))  # a row is one place longer than the rows that are cut
+    return jax.lax.slice_in_dim(flat, 0, rows * width, axis=-1).reshape(*x.shape[:3], width)
 
 
 def _split_last(x: jax.Array) -> list[jax.Array]:
@@ -442,9 +444,9 @@ def _split_last(x: jax.Array) -> list[jax.Array]:
 
 
 def _sinusoids(count: int, size: int) -> np.ndarray:
-    """Return sines and cosines of the distances 0 to ``count - 1``, ``[count, size]``."""
+    """Return sines and cosines of the distances ``count - 1`` to 0, ``[count, size]``."""
     rates = 1e4 ** (-np.arange((size + 1) // 2) / ((size + 1) // 2))
-    angles = np.arange(count)[:, None] * rates[None]
+    angles = np.arange(count)[::-1, None] * rates[None]
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :size].astype(np.float32)
 
 
