@@ -3,7 +3,8 @@
 ``BENCH_PEERS=<python with stable_baselines3 and sbx> python experiments/bench/worker_acting.py [CartPole-v1 ...]``;
 ``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step the environments with
 the same actions, since some are easier to simulate than others; ``share HalfCheetah-v5 16 given`` the same with random
-actions, drawn beforehand on both sides; ``Pong`` compares DQN on ALE's Pong.
+actions, drawn beforehand on both sides; ``Pong`` compares DQN on ALE's Pong; ``updates`` takes it apart: seconds of an
+update, and of 32 steps without updates, from runs with 8 updates and with 1.
 
 PPO trains with 16 environments x 2048 steps, 10 epochs, minibatches of 64 and networks of 64 x 64 units, DQN with 8
 environments x 4 steps, then 8 updates of 32, and the network of Mnih et al. (2015). A rate is of a rollout and its
@@ -25,6 +26,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 RESULT = HERE.parent / "results" / "bench" / "worker_acting.json"
 PAGE = RESULT.with_suffix(".md")
 SHARES = RESULT.with_name("worker_acting_shares.json")
+UPDATES = RESULT.with_name("worker_acting_updates.json")
 SHARE_STEPS = 500
 PEERS = os.environ.get("BENCH_PEERS", str(HERE.parent.parent / ".venv-peers-host" / "bin" / "python"))
 NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 2048, 10, 64
@@ -34,7 +36,7 @@ PONG, PONG_STEPS, PONG_ENVS = "Pong", 1_024, 8
 SIDES = {"ours, workers act": "worker", "ours, central": "host", "SBX": "sbx", "Stable-Baselines3": "sb3"}
 
 
-def ours(bridge: str, id: str) -> float:
+def ours(bridge: str, id: str, num_updates: str = "8") -> float:
     """Return the seconds of a rollout and its updates."""
     import jaxrl_fast as jf
 
@@ -42,8 +44,8 @@ def ours(bridge: str, id: str) -> float:
     steps = steps_of(id)
     if id == PONG:
         env = jf.make_env("atari", id=id, num_envs=PONG_ENVS, sticky=False, pool={"bridge": bridge})
-        sizes = dict(rollout_length=4, updates_per_tick=8, batch_size=32, buffer_size=10_000, warmup_steps=512)
-        algorithm = jf.dqn(learning_rate=1e-4, cnn="nature", q_hidden=(512,), double=False, **sizes)
+        sizes = dict(rollout_length=4, updates_per_tick=int(num_updates), batch_size=32, buffer_size=10_000)
+        algorithm = jf.dqn(learning_rate=1e-4, cnn="nature", q_hidden=(512,), double=False, warmup_steps=512, **sizes)
     else:
         env = jf.make_env("gymnasium", id=id, num_envs=NUM_ENVS, pool={"bridge": bridge})
         sizes = dict(rollout_length=LENGTH, num_epochs=EPOCHS, num_minibatches=STEPS // MINIBATCH)
@@ -60,7 +62,7 @@ def ours(bridge: str, id: str) -> float:
     return ends["train"][-1] - ends["eval"][-2]
 
 
-def peer(library: str, id: str) -> float:
+def peer(library: str, id: str, num_updates: str = "8") -> float:
     """Return the same of a rival."""
     from importlib import import_module
 
@@ -74,8 +76,8 @@ def peer(library: str, id: str) -> float:
 
         gymnasium.register_envs(ale_py)
         env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=PONG_ENVS, seed=0), n_stack=4)
-        sizes = dict(train_freq=4, gradient_steps=8, batch_size=32, buffer_size=10_000, learning_starts=512)
-        model = module.DQN("CnnPolicy", env, learning_rate=1e-4, seed=0, verbose=0, **sizes)
+        sizes = dict(train_freq=4, gradient_steps=int(num_updates), batch_size=32, buffer_size=10_000)
+        model = module.DQN("CnnPolicy", env, learning_rate=1e-4, learning_starts=512, seed=0, verbose=0, **sizes)
     else:
         sizes = dict(n_steps=LENGTH, n_epochs=EPOCHS, batch_size=MINIBATCH)
         model = module.PPO("MlpPolicy", make_vec_env(id, n_envs=NUM_ENVS, seed=0), seed=0, verbose=0, **sizes)
@@ -165,6 +167,24 @@ def share(id: str, num_envs: str, *given: str) -> None:
     print(title, f"{ratios[2]:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]", flush=True)
 
 
+def updates() -> None:
+    """Take DQN's seconds on Pong apart, in five turns, and store the seconds of an update and of 32 steps."""
+    from describe import machine, versions
+    from run import once
+
+    row: dict[str, dict[str, list[float]]] = {}
+    for _, (name, how) in itertools.product(range(5), SIDES.items()):
+        if how in ("host", "sb3"):
+            python = sys.executable if how == "host" else PEERS
+            many, one = (once(python, "worker_acting.py", how, PONG, n)["seconds"] for n in ("8", "1"))
+            ticks = PONG_STEPS / (4 * PONG_ENVS)
+            found = row.setdefault(name, {"update_s": [], "steps_s": []})
+            found["update_s"].append((many - one) / ticks / 7)
+            found["steps_s"].append(one / ticks - found["update_s"][-1])
+            print(name, {key: f"{1e3 * values[-1]:.1f} ms" for key, values in found.items()}, flush=True)
+    UPDATES.write_text(json.dumps({**row, "machine": machine(), "versions": versions()}, indent=1) + "\n")
+
+
 def measure(id: str) -> None:
     """Run all sides in turn, and store the seconds."""
     from describe import commit, machine, versions
@@ -210,6 +230,8 @@ if __name__ == "__main__":
         say({"seconds": (rollouts_s if what == "rollouts" else alone_s)(rest[0], int(rest[1]), *rest[2:])})
     elif what == "share":
         share(*rest)
+    elif what == "updates":
+        updates()
     else:
         for id in (what, *rest):
             measure(id)

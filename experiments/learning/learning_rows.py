@@ -53,6 +53,11 @@ TO_THE_END = "algo.learning_rate=linear:1e-3:1e-4"
 """A learning rate that decays until the last step."""
 SMALL_FAST_TD3 = "num_envs=16 algo.batch_size=512 algo.policy_hidden=[64,64] algo.critic_hidden=[128,128]"
 """Its defaults, larger batches and networks, are for a GPU."""
+SMALL_REPPO = (
+    "num_envs=16 algo.policy_hidden=[64,64] algo.critic_hidden=[128,128] algo.learning_rate=linear:1e-3:0 "
+    "algo.discount=0.95"
+)
+"""Selected here; with its defaults, networks of 64 units were at -332 to -704 after 500,000 steps."""
 SHORT = "total_steps=4_000_000"
 """For MinAtar, since 10 million steps take too long."""
 BREAKOUT, INVADERS = 28.0, 131.0
@@ -167,6 +172,7 @@ ROWS = {
     "pendulum_sac": _row("env=pendulum algo=sac", -170.0),
     "pendulum_td3": _row("env=pendulum algo=td3", -170.0),
     "pendulum_fast_td3": _row(f"env=pendulum algo=fast_td3 {SMALL_FAST_TD3} total_steps=50_000", -170.0, num_seeds=3),
+    "pendulum_reppo": _row(f"env=pendulum algo=reppo {SMALL_REPPO} total_steps=300_000", -170.0),
     "pendulum_ppo": _row("env=pendulum algo=ppo", -170.0),
     "memory_chain_ppo": _row("env=memory_chain algo=ppo algo.recurrent_size=64", 0.9),
     "memory_chain_ppo_without": _row("env=memory_chain algo=ppo", 0.9, unsolved=True),

@@ -341,7 +341,7 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     if between and "eval.beside" not in (given.values if between[-1] in given.values else sources):
         values["eval.beside"], sources["eval.beside"] = False, f"follows {between[-1]}"
     _check_env(env, values)
-    _check_pool(env, given)
+    _check_effects(env, given, values)
     named = "pool.bridge" in given.values
     if placement == WORKER_ACTING and may_be_host(env):
         if named and values["pool.bridge"] != "worker":
@@ -533,12 +533,13 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
             raise ConfigError(f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}")
 
 
-def _check_pool(env: str, given: Layer) -> None:
-    for name in given.values:
-        if name.startswith("pool.") and not may_be_host(env):
-            raise ConfigError(
-                f"{name} has no effect with env={env}, which is compiled: write it with env=gymnasium or atari"
-            )
+def _check_effects(env: str, given: Layer, values: Mapping[str, Any]) -> None:
+    """Refuse words of a command that would change nothing."""
+    unused = [name for name in given.values if name.startswith("pool.") and not may_be_host(env)]
+    if unused:
+        raise ConfigError(f"{unused[0]} has no effect with env={env}, which is compiled: write env=gymnasium or atari")
+    if "algo.memory" in given.values and values.get("algo.recurrent_size") == 0:
+        raise ConfigError(f"algo.memory={values['algo.memory']} needs a size: add algo.recurrent_size=64")
 
 
 def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], others: dict[str, Any]) -> Run:
