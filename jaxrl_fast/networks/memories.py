@@ -268,7 +268,7 @@ class MinGru(nn.Module):
 
 
 def _log_steps(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
-    """Draw logarithms of spans, uniform from 0 to that of `MOST_STEPS`."""
+    """Draw the logarithms of spans of 1 to `MOST_STEPS`, uniformly."""
     return jax.random.uniform(key, shape, dtype, 0.0, math.log(MOST_STEPS))
 
 
