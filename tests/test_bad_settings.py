@@ -32,6 +32,7 @@ COMMANDS = [
     (f"{HOST} pool.bridge=call", "pool.bridge=call: write one of host, callback"),
     (f"{HOST} placement=central_inference num_seeds=0", "num_seeds=0: write a number of at least 1"),
     (f"{HOST} num_envs=3 pool.num_groups=2", "num_envs=3 does not divide into pool.num_groups=2"),
+    ("env=gymnasium env.make=my.make", "env.make=my.make has no effect with env=gymnasium: write it with env=custom"),
     ("env=cartpole algo=ppo algo.memory=gru", "algo.memory=gru needs a size: add algo.recurrent_size=64"),
     ("env=cartpole pool.workers=2", "pool.workers has no effect with env=cartpole, which is compiled"),
     (

@@ -403,8 +403,9 @@ def test_commands_collect_and_learn_from_files(tmp_path: Path) -> None:
     )
     assert "contains a data set already" in call("collect", str(run), f"out={data}", status=2)
     assert "write where to put the data" in call("collect", str(run), status=2)
-    words = ["env=pendulum", "algo=iql", f"data={data}", "total_steps=400", *small, f"run_dir={off}"]
-    shown = call("train", *words)
+    words = ["env=pendulum", "algo=iql", "total_steps=400", *small]
+    assert "iql learns from its own steps, without data" in call("train", *words, f"run_dir={tmp_path / 'without'}")
+    shown = call("train", *words, f"data={data}", f"run_dir={off}")
     assert f"learns from {data}" in shown and "not cached" not in shown
     assert '"of 400, from data alone"' in (off / "report.html").read_text()
     call("train", f"resume={off}", "total_steps=800", "online_steps=400")

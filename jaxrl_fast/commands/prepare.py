@@ -409,20 +409,20 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
         folder: Folder of the run.
     """
     print(envs.describe(run.env, run.env_options))
-    origin = run.sources.get("algo", "")
-    why = f" (algo not given: {origin})" if origin.startswith(CHOSEN) else ""
-    print(
-        f"{run.algo}{why}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}"
-    )
+    why = f" (algo not given: {run.sources['algo']})" if run.sources.get("algo", "").startswith(CHOSEN) else ""
+    settings = f"tuned for this environment ({run.tuned_file})" if run.tuned_file else "untuned"
+    print(f"{run.algo}{why}, settings {settings}")
     seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
     print(f"{run.total_steps:,} steps of {run.num_envs} environments{seeds}")
     if run.data is not None:
         when = f"in the last {run.online_steps:,} steps" if run.online_steps else "never"
         print(f"learns from {run.data}, and steps the environment {when}")
+    elif run.algo in ("iql", "td3_bc"):
+        print(f"{run.algo} learns from its own steps, without data: write data=... to learn from recorded steps")
     if run.teacher is not None:
         print(f"the policy of {run.teacher} teaches it, in the first {run.teacher_share:.0%} of the run")
-    devices = f"{run.devices} device{'s' if run.devices != 1 else ''}"
-    print(f"placement {run.placement} on {devices}{f' ({chosen})' if chosen else ''}")
+    why = f" ({chosen})" if chosen else ""
+    print(f"placement {run.placement} on {run.devices} device{'s' if run.devices != 1 else ''}{why}")
     print(f"run folder {folder}", flush=True)
 
 

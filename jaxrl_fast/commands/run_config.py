@@ -525,12 +525,12 @@ def _own_algorithm(algo: str, layers: Iterable[Layer]) -> str:
 def _check_env(env: str, values: Mapping[str, Any]) -> None:
     """Refuse a suite without its required key, and such a key without a suite."""
     needed, example = NEEDS.get(env, (None, None))
-    if needed is not None and values[f"env.{needed}"] is None:
-        raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")
     for key in ("id", "make", "file"):
         if key != needed and values[f"env.{key}"] is not None:
             takers = " or ".join(f"env={name}" for name, need in NEEDS.items() if need[0] == key)
             raise ConfigError(f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}")
+    if needed is not None and values[f"env.{needed}"] is None:
+        raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")
 
 
 def _check_effects(env: str, given: Layer, values: Mapping[str, Any]) -> None:
