@@ -48,7 +48,7 @@ class Row(NamedTuple):
     words: tuple[str, ...] = ("tuned=false",)
 
 
-# Rejax evaluates sampled actions, and has the settings of Craftax's authors, as our tuned file.
+# Rejax evaluates sampled actions, and has the settings of Craftax's authors, as our tuned file of PPO.
 CRAFTAX = "tuned=true", "eval.sample=true"
 SAC = ("sac", "flash_sac")
 ROWS = [
@@ -70,7 +70,8 @@ ROWS = [
 
 def ours(row: Row, algo: str, seed: int, core: int) -> dict[str, Any]:
     """Make a run of ours; return its curve of (steps, mean return of an evaluation) and its rates."""
-    words = [f"env={row.suite}", f"env.id={row.id}", f"algo={algo}", f"seed={seed}", "devices=1", *row.words]
+    words = [f"env={row.suite}", f"env.id={row.id}", f"algo={algo}", f"seed={seed}", "devices=1"]
+    words += [word for word in row.words if (algo, word) != ("pqn", "eval.sample=true")]  # it has no distribution
     words += [f"total_steps={row.steps}", f"eval.every={row.steps // EVALUATIONS}", f"eval.episodes={EPISODES}"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
