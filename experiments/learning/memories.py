@@ -40,7 +40,8 @@ HEAD = """# Kinds of memory
 `python experiments/learning/memories.py` makes these runs and writes this page. PPO, 64 units, 16 environments,
 nothing tuned; greedy evaluations of 20 episodes; five seeds. *Steps* are the steps of a seed's first evaluation above
 the limit, as the median [least, most] over seeds, and in how many of them. PPO later falls below it at times, with
-every kind: *above* is the share of the evaluations from there on that are above. GTrXL has at most 300,000 steps.
+every kind: *above* is the share of the evaluations from there on that are above. GTrXL has at most 300,000
+steps; on chain_100 it was stopped after 172,032.
 """
 
 
