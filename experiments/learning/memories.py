@@ -41,7 +41,7 @@ HEAD = """# Kinds of memory
 nothing tuned; greedy evaluations of 20 episodes; five seeds. *Steps* are the steps of a seed's first evaluation above
 the limit, as the median [least, most] over seeds, and in how many of them. PPO later falls below it at times, with
 every kind: *above* is the share of the evaluations from there on that are above. GTrXL has at most 300,000
-steps; on chain_100 it was stopped after 172,032.
+steps.
 """
 
 
@@ -200,7 +200,8 @@ def _steps_cell(run: dict[str, Any]) -> str:
         return f"not (0 of {SEEDS}), last return {np.mean(run['curve'][-1][1]):.2f}"
     middle = f"{statistics.median(steps):,.0f}" if statistics.median(steps) < np.inf else "not"
     above = np.nanmean([share for _, share in each])
-    return f"{middle} [{solved[0]:,}, {solved[-1]:,}] ({len(solved)} of {SEEDS}), above {above:.0%}"
+    stopped = f", stopped after {run['stopped']:,}" if "stopped" in run else ""
+    return f"{middle} [{solved[0]:,}, {solved[-1]:,}] ({len(solved)} of {SEEDS}), above {above:.0%}{stopped}"
 
 
 def times_of(done: dict[str, Any], size: int) -> list[str]:
