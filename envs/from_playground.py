@@ -4,9 +4,11 @@ Source: https://github.com/google-deepmind/mujoco_playground, 0.2.
 """
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import mujoco
 
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
@@ -16,25 +18,33 @@ from jaxrl_fast.system import fault_of
 
 with quiet():
     from mujoco_playground import registry
+    from mujoco_playground._src.manipulation.franka_emika_panda_robotiq import push_cube
+    from mujoco_playground._src.manipulation.leap_hand import reorient
 
 if not hasattr(mujoco.MjSpec, "find_body"):  # Playground's reachers call it by the name of MuJoCo 3.3
     mujoco.MjSpec.find_body = mujoco.MjSpec.body
 
+
+def _clip(x: jax.Array, low: Any = None, high: Any = None, a_max: float | None = None) -> jax.Array:
+    """``jnp.clip``, by the name of its upper bound before JAX 0.10 as well."""
+    return jnp.clip(x, low, high if a_max is None else a_max)
+
+
+push_cube.jp = reorient.jp = SimpleNamespace(**vars(jnp) | {"clip": _clip})
+
 ROBOTS = (*registry.locomotion.ALL_ENVS, *registry.manipulation.ALL_ENVS)
-CLIPS = "it calls jnp.clip(a_max=), which JAX 0.10 removed"
-REFUSED = {"PandaRobotiqPushCube": CLIPS, "LeapCubeReorient": CLIPS}
 IMPLEMENTATIONS = "jax", "warp"
 SHORTEST_OF_ROBOTS = 8
 """A guess at the shortest episode of a robot that falls, in steps. Without pictures the others end by NaN alone."""
 
 
 def ids() -> list[str]:
-    """List the registered ids that run on current JAX.
+    """List the registered ids.
 
     Returns:
         Sorted ids.
     """
-    return sorted(set(registry.ALL_ENVS) - set(REFUSED))
+    return sorted(registry.ALL_ENVS)
 
 
 def make(
@@ -64,8 +74,6 @@ def make(
     Raises:
         ValueError: Unsupported id, implementation or option, or robots that are not on this disk.
     """
-    if id in REFUSED:
-        raise ValueError(f"env.id={id}: Playground's {id} does not run on this JAX: {REFUSED[id]}")
     if impl not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"env.impl={impl}: write one of {', '.join(IMPLEMENTATIONS)}")
     if episode_length is not None and not is_count(episode_length):

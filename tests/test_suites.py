@@ -272,7 +272,6 @@ REFUSED = [
     ("playground", {"id": "CheetahRun", "banana": 1}, "playground CheetahRun has no option 'banana': write some of"),
     ("playground", {"id": "CheetahRun", "action_repeat": "x"}, "env.action_repeat=x: write a number, such as 1"),
     ("playground", {"id": "CheetahRun", "randomized_models": 4}, "no domain randomization of CheetahRun: leave it out"),
-    ("playground", {"id": "LeapCubeReorient"}, r"does not run on this JAX: it calls jnp.clip\(a_max=\)"),
     ("playground", {"id": "CheetahRun", "num_agents": 2}, "env.num_agents=2: env=playground has one agent"),
     ("playground", {"id": "CheetahRun", "action_repeat": 0}, "env.action_repeat=0: write a whole number of"),
     ("playground", {"id": "CheetahRun", "sim_dt": -1.0}, "env.sim_dt=-1.0, env.ctrl_dt=0.01: write seconds above 0"),

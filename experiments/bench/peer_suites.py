@@ -50,23 +50,29 @@ def brax_sac(id: str, seed: int, steps: int, every: int) -> list[tuple[int, floa
     return curve
 
 
-def rejax_ppo(id: str, seed: int, steps: int, every: int) -> list[tuple[int, float]]:
-    """Train Rejax's PPO in Craftax."""
+def rejax_craftax(id: str, **settings: Any) -> tuple[Any, Any]:
+    """Return Rejax's PPO with Craftax's baseline settings, and the environment."""
     from craftax.craftax_env import make_craftax_env_from_name
     from gymnax.environments import spaces
     from rejax import PPO
-    from rejax.evaluate import evaluate
 
     env = make_craftax_env_from_name(id, auto_reset=True)
     params, actions = env.default_params, spaces.Discrete(env.num_actions)
     env.action_space = lambda params=None: actions  # Rejax recognizes gymnax's own classes
+    nets = {"activation": "tanh", "hidden_layer_sizes": (512, 512, 512)}
+    return PPO.create(env=env, env_params=params, **CRAFTAX, agent_kwargs=nets, **settings), env
+
+
+def rejax_ppo(id: str, seed: int, steps: int, every: int) -> list[tuple[int, float]]:
+    """Train Rejax's PPO in Craftax."""
+    from rejax.evaluate import evaluate
+
+    algo, env = rejax_craftax(id, total_timesteps=steps, eval_freq=every)
 
     def evaluated(algo: Any, state: Any, key: jax.Array) -> Any:
-        return evaluate(algo.make_act(state), key, env, params, EPISODES, 10_000)
+        return evaluate(algo.make_act(state), key, env, env.default_params, EPISODES, 10_000)
 
-    nets = {"activation": "tanh", "hidden_layer_sizes": (512, 512, 512)}
-    given = CRAFTAX | {"total_timesteps": steps, "eval_freq": every, "agent_kwargs": nets}
-    algo = PPO.create(env=env, env_params=params, **given).replace(eval_callback=evaluated)
+    algo = algo.replace(eval_callback=evaluated)
     _, (_, returns) = jax.block_until_ready(jax.jit(algo.train)(jax.random.PRNGKey(seed)))
     means = np.asarray(returns).mean(-1)
     return [(i * every, float(mean)) for i, mean in enumerate(means)]
