@@ -9,7 +9,7 @@
 #   make bench-gate                             has training become slower than committed? (6 minutes; no peers)
 #   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
-#   make sweep-all                              the same for one environment of every suite (an hour)
+#   make sweep-all                              five of them, of brax, gymnax and Gymnasium (an hour)
 #   make gpu EXTRA=cuda13                       measure everything on a GPU or TPU (a quarter of an hour; run nothing beside it)
 #   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
 #   make test-targets                           what programs cost there has not grown (minutes)

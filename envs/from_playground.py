@@ -18,8 +18,6 @@ from jaxrl_fast.system import fault_of
 
 with quiet():
     from mujoco_playground import registry
-    from mujoco_playground._src.manipulation.franka_emika_panda_robotiq import push_cube
-    from mujoco_playground._src.manipulation.leap_hand import reorient
 
 if not hasattr(mujoco.MjSpec, "find_body"):  # Playground's reachers call it by the name of MuJoCo 3.3
     mujoco.MjSpec.find_body = mujoco.MjSpec.body
@@ -30,7 +28,8 @@ def _clip(x: jax.Array, low: Any = None, high: Any = None, a_max: float | None =
     return jnp.clip(x, low, high if a_max is None else a_max)
 
 
-push_cube.jp = reorient.jp = SimpleNamespace(**vars(jnp) | {"clip": _clip})
+for module in (registry.manipulation.robotiq_push_cube, registry.manipulation.leap_cube_reorient):
+    module.jp = SimpleNamespace(**vars(jnp) | {"clip": _clip})
 
 ROBOTS = (*registry.locomotion.ALL_ENVS, *registry.manipulation.ALL_ENVS)
 IMPLEMENTATIONS = "jax", "warp"

@@ -127,7 +127,7 @@ def host_sac_rates() -> str:
     for side, name in SIDES.items():
         speed, against = found["rate"][side]["median"], found["ours_against"][side]["median"]
         rows.append([name, f"{speed:.0f}", f"{256 * speed / 1e3:.1f}k", "" if side == "ours" else f"{against:.2f}"])
-    return table(["", "updates/s", "update frame rate", "speed of the default, divided by this row"], rows)
+    return table(["", "updates/s", "update frame rate", "the default / this row, median of the rounds' ratios"], rows)
 
 
 def host_sac_returns() -> str:
@@ -207,7 +207,7 @@ def other_languages() -> str:
 
 
 EVALUATED = {
-    "sac halfcheetah, whole": "SAC halfcheetah, whole run of 160,000 steps",
+    "sac halfcheetah, whole": "SAC halfcheetah, a run of 160,000 steps",
     "ppo halfcheetah, whole": "PPO halfcheetah, whole run",
     "sac halfcheetah, groups": "SAC halfcheetah, 32,000 steps, `placement=actor_critic overlap=all`, two devices",
     "ppo cartpole": "PPO CartPole, a run of seconds",

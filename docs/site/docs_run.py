@@ -147,7 +147,7 @@ def prepare(folder: Path) -> None:
             (folder / named[1]).write_text(f"{block.first}\n{block.code}")
     words = [sys.executable, "-m", "jaxrl_fast.train", *TRAINED]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    collect = [sys.executable, "-m", "jaxrl_fast.collect", "runs/latest", "out=data/walk", "episodes=2"]
+    collect = [sys.executable, "-m", "jaxrl_fast.collect", "runs/latest", "out=data/pendulum_sac", "episodes=2"]
     for line in (words, collect):
         subprocess.run(line, cwd=folder, env=variables, check=True, capture_output=True)
     for name in ("a", "b"):

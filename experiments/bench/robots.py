@@ -106,7 +106,8 @@ def simulator(kind: str, width: int) -> list[float]:
 def write_page() -> None:
     """Write the table between its marks."""
     done = json.loads(RESULT.read_text())
-    head = ["environments", "pole, MJX", "pole, MuJoCo in C", "PyTorch's pendulums alone", "sampled by PPO, share"]
+    poles, pendulums = ("this pole, MJX", "this pole, MuJoCo in C"), "the pendulums"
+    head = ["environments", *poles, f"{pendulums} below, alone", f"{pendulums} sampled by PPO, share of alone"]
     rows = [head, ["---"] * len(head)]
     for width in WIDTHS:
         found = {kind: done["rates"].get(f"{kind} {width}") for kind in KINDS}

@@ -18,7 +18,8 @@ Ours are `algo=... tuned=false`, whose [defaults](algorithms.md#default-settings
 length; the other library has its own defaults, with one environment. Both have made equally many environment steps.
 Settings were developed on these environments. Environments without two seeds on each side are not shown yet. Returns
 are means over the last greedy evaluation (20 episodes), with 95 % bootstrap intervals over seeds. The score is 0 for
-random actions and 1 for the other library's mean. Seconds (median over seeds, and how many seeds reached it) are
+random actions and 1 for the other library's mean; where that mean is below random (td3 on hopper), a higher return
+has a lower score, so read the interquartile mean. Seconds (median over seeds, and how many seeds reached it) are
 of one core's processor until an evaluation reaches the other library's final mean return. Ours include start-up,
 compilation and evaluations; theirs do not include evaluations.
 """

@@ -31,11 +31,11 @@ HEAD = """# What options bring
 
 `python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md` or of
 an example and the same run without it, after equally many steps; where an option names `total_steps`, the number
-was chosen for equal seconds (the column has what it took). Nothing else is tuned. Returns are means over the last
+was chosen to take about equal seconds (the column has them). Nothing else is tuned. Returns are means over the last
 greedy evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor,
 for all three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as
-"works, and costs so much", not as a ranking. Each section is about one run, whose command comes first; "apart" is
-whether the 95 % intervals of the means with and without the option are.
+"works, and costs so much", not as a ranking. Each section is about one run, whose command comes first. *Apart* is
+"higher" or "lower" where the 95 % intervals of the means with and without the option do not overlap.
 """
 CHEETAH = ("env=gymnasium", "env.id=HalfCheetah-v5", "algo=ppo", "tuned=false", "total_steps=100_000")
 SWING = ("env=pendulum", "num_envs=1", "tuned=false", "total_steps=4_000", "algo.warmup_steps=500")
@@ -160,16 +160,22 @@ def write_page() -> None:
     PAGE.write_text("\n".join([HEAD, *text, f"Machines: {machines}.", ""]))
 
 
+def title_of(base: tuple[str, ...]) -> str:
+    """Return the algorithm and the environment of a run."""
+    named = dict(word.split("=", 1) for word in base)
+    algo, env = (named.get(f"{of}.make", named.get(f"{of}.id", named[of])) for of in ("algo", "env"))
+    return f"{algo.removeprefix('examples.')} on {env.removeprefix('examples.')}"
+
+
 def section(base: tuple[str, ...], made: dict[str, Any]) -> list[str]:
     """Write the options that were tried in one run; nothing if there is no result."""
     pairs = [(row.words, *(made.get(" ".join(run)) for run in row.runs)) for row in ROWS.values() if row.base == base]
     whole = [(words, without, with_it) for words, without, with_it in pairs if without and with_it]
     if not whole:
         return []
-    named = dict(word.split("=", 1) for word in base)
-    algo, env = (named.get(f"{of}.make", named.get(f"{of}.id", named[of])) for of in ("algo", "env"))
-    without = whole[0][1]
-    lines = [f"## {algo.removeprefix('examples.')} on {env.removeprefix('examples.')}", "", f"`{' '.join(base)}`", ""]
+    without, alike = whole[0][1], [row.base for row in ROWS.values() if title_of(row.base) == title_of(base)]
+    differs = [word for word in base if not all(word in other for other in alike)]
+    lines = [f"## {', '.join([title_of(base), *differs])}", "", f"`{' '.join(base)}`", ""]
     lines += ["| option | return | apart | seconds |", "|---|---|---|---|"]
     lines.append(f"| none | {shown(without)} | | {without['seconds']:.0f} |")
     for words, before, after in whole:

@@ -190,7 +190,8 @@ def write_page(result: dict[str, Any]) -> None:
     """Write the table into the page, with a description of the machine."""
     rows, repeats = result["jobs"], result["repeats"]
     shown = "Medians [least, most]" if repeats > 1 else "One start of each"
-    measured = f"{shown}; {result['machine']}. {'The median start' if repeats > 1 else 'The start'} by phase:"
+    measured = f"{shown}; {result['machine']}. {'The median start' if repeats > 1 else 'The start'} by phase"
+    measured += " (*cold* is the first start, *warm* the second):"
     text = "\n\n".join((table(rows), measured, table_of_kinds(rows), PICTURE)) + "\n"
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
