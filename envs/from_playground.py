@@ -28,7 +28,9 @@ def _clip(x: jax.Array, low: Any = None, high: Any = None, a_max: float | None =
     return jnp.clip(x, low, high if a_max is None else a_max)
 
 
-for module in (registry.manipulation.robotiq_push_cube, registry.manipulation.leap_cube_reorient):
+WITH_OLD_CLIP = registry.manipulation.robotiq_push_cube, registry.manipulation.leap_cube_reorient
+"""Playground's modules that call ``jnp.clip(a_max=)``, which JAX 0.10 removed."""
+for module in WITH_OLD_CLIP:
     module.jp = SimpleNamespace(**vars(jnp) | {"clip": _clip})
 
 ROBOTS = (*registry.locomotion.ALL_ENVS, *registry.manipulation.ALL_ENVS)

@@ -312,6 +312,15 @@ REFUSED = [
 ]
 
 
+def test_robots_call_clip_by_the_name_of_its_bound_before_jax_0_10():
+    needs("playground")
+    from jaxrl_fast.envs import from_playground
+
+    for module in from_playground.WITH_OLD_CLIP:
+        assert module.jp.clip(jnp.float32(2.0), a_max=1.0) == 1.0
+        assert module.jp.clip(jnp.float32(-2.0), -1.0, 1.0) == -1.0
+
+
 @pytest.mark.parametrize(("suite", "options", "message"), REFUSED)
 def test_wrong_words_give_one_line(suite: str, options: dict, message: str):
     needs(suite)
