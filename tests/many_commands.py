@@ -5,6 +5,7 @@ from stdin, one line of JSON each, and answers with exit codes.
 """
 
 import functools
+import importlib
 import json
 import os
 import signal
@@ -46,7 +47,7 @@ class Commands:
         )
 
     def run(self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str) -> Ended:
-        """Run a command of `call`, or ``python`` (the words are then lines of a program).
+        """Run a command of jaxrl_fast, or ``python`` (the words are then lines of a program).
 
         Unless the command ``trains``, it ends where training or an evaluation would be compiled, with exit code
         `TRAINED`.
@@ -99,6 +100,7 @@ def import_commands() -> None:
 
     import jaxrl_fast.autotune
     import jaxrl_fast.check
+    import jaxrl_fast.collect
     import jaxrl_fast.evaluate
     import jaxrl_fast.render
     import jaxrl_fast.sweep
@@ -143,14 +145,10 @@ def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
 
 def call(command: str, words: list[str]) -> int:
     """Return the exit code of a command."""
-    from jaxrl_fast import autotune, check, evaluate, export, render, sweep, train
-
     if command == "python":
         exec("\n".join(words), {})
         return 0
-    known = {"train": train.main, "evaluate": evaluate.main, "render": render.main, "autotune": autotune.main}
-    known |= {"check": check.main, "export": export.main, "sweep": sweep.main}
-    return known[command](words)
+    return importlib.import_module(f"jaxrl_fast.{command}").main(words)
 
 
 def stop_before_training() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from many_commands import Commands
 from tiny import line
 
 import jaxrl_fast as jf
@@ -201,12 +200,11 @@ def test_what_cannot_teach_is_refused_in_one_line(teachers: dict[bool, jf.Policy
         jf.with_teacher(jf.ppo(), teachers[False], share=0.0)
 
 
-def test_a_command_teaches_and_resumes_without_the_teachers_folder(tmp_path: Path) -> None:
+def test_a_command_teaches_and_resumes_without_the_teachers_folder(tmp_path: Path, commands: Commands) -> None:
     def call(*words: str, status: int = 0) -> str:
-        line = [sys.executable, "-m", "jaxrl_fast.train", *words]
-        ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert ended.returncode == status, ended.stderr
-        return ended.stderr if status else ended.stdout
+        ended = commands.run(tmp_path, "train", *words, trains=True)
+        assert ended.status == status, ended.err
+        return ended.err if status else ended.out
 
     small = ["env=pendulum", "num_envs=4", "eval.episodes=4", "eval.beside=false", "algo.policy_hidden=[8]"]
     call(*small, "algo=sac", "total_steps=400", "algo.critic_hidden=[8]", "run_dir=teacher")

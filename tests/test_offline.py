@@ -1,8 +1,6 @@
 """Recorded data: files, collection, learning without an environment, and then with it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from many_commands import Commands
 from tiny import host_line, line
 
 import jaxrl_fast as jf
@@ -380,16 +379,15 @@ def test_data_of_another_environment_are_refused() -> None:
         jf.learn(line(discrete=True), jf.bc(), total_steps=80, data=data)
 
 
-def test_commands_collect_and_learn_from_files(tmp_path: Path) -> None:
+def test_commands_collect_and_learn_from_files(tmp_path: Path, commands: Commands) -> None:
     """A run's episodes and replay are written; a second run learns from them, and goes on online."""
     small = ["num_envs=4", "eval.episodes=4", "eval.beside=false", "algo.policy_hidden=[8]", "algo.critic_hidden=[8]"]
     run, data, off = tmp_path / "run", tmp_path / "data", tmp_path / "off"
 
     def call(command: str, *words: str, status: int = 0) -> str:
-        line = [sys.executable, "-m", f"jaxrl_fast.{command}", *words]
-        ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert ended.returncode == status, ended.stderr
-        return ended.stderr if status else ended.stdout
+        ended = commands.run(tmp_path, command, *words, trains=True)
+        assert ended.status == status, ended.err
+        return ended.err if status else ended.out
 
     call("train", "env=pendulum", "algo=sac", "total_steps=800", *small, f"run_dir={run}")
     assert "6 episodes, 1,200 steps" in call("collect", str(run), f"out={data}", "episodes=6")

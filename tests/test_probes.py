@@ -348,7 +348,7 @@ def learned_fast_td3(names: tuple[str, ...]) -> Trained:
         value_min=-3.0,
         value_max=3.0,
         normalize_rewards=False,
-        updates_per_tick=16,
+        updates_per_tick=8,
         batch_size=64,
         buffer_size=8_000,
         warmup_steps=256,
@@ -356,7 +356,7 @@ def learned_fast_td3(names: tuple[str, ...]) -> Trained:
         policy_hidden=(32, 32),
         critic_hidden=(32, 32),
     )
-    return train(names, algorithm, 4_000)
+    return train(names, algorithm, 3_000)
 
 
 @cache

@@ -4,8 +4,6 @@ import csv
 import hashlib
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from many_commands import Commands
 from tiny import line
 
 import jaxrl_fast as jf
@@ -358,12 +357,11 @@ def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
     assert_same_state(got, want)
 
 
-def test_a_run_from_before_an_option_resumes_without_it(tmp_path):
+def test_a_run_from_before_an_option_resumes_without_it(tmp_path: Path, commands: Commands):
     words = ["env=pendulum", "algo=ppo", "tuned=false", "num_envs=4", "algo.rollout_length=8"]
     words += ["algo.free_deviation=false"]
     words += ["algo.policy_hidden=[8]", "algo.value_hidden=[8]", "eval.every=0", "log=none", f"run_dir={tmp_path}/old"]
-    command = [sys.executable, "-m", "jaxrl_fast.train"]
-    subprocess.run([*command, *words, "total_steps=64"], check=True, capture_output=True, text=True)
+    assert commands.run(tmp_path, "train", *words, "total_steps=64", trains=True).status == 0
     for file in (tmp_path / "old" / "checkpoints").glob("*/description.json"):
         stored = json.loads(file.read_text())
         content = stored["content"]
@@ -379,9 +377,8 @@ def test_a_run_from_before_an_option_resumes_without_it(tmp_path):
             del content["settings"][f"algo.{name}"]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         file.write_text(json.dumps({**stored, "digest": digest}))
-    resumed = [*command, f"resume={tmp_path}/old", "total_steps=128", f"run_dir={tmp_path}/new"]
-    resumed += ["algo.value_clip_range=0.5"]
-    done = subprocess.run(resumed, check=True, capture_output=True, text=True)
-    assert "changed: total_steps: 64 -> 128" in done.stdout and "max_kl" not in done.stdout
-    assert "changed: algo.value_clip_range: None -> 0.5" in done.stdout
+    resumed = [f"resume={tmp_path}/old", "total_steps=128", f"run_dir={tmp_path}/new"]
+    done = commands.run(tmp_path, "train", *resumed, "algo.value_clip_range=0.5", trains=True)
+    assert done.status == 0 and "changed: total_steps: 64 -> 128" in done.out and "max_kl" not in done.out
+    assert "changed: algo.value_clip_range: None -> 0.5" in done.out
     assert "free_deviation: false" in (tmp_path / "new" / "config.yaml").read_text()

@@ -5,9 +5,10 @@ devices; over an hour) runs every algorithm, with two environments of different 
 ``overlap``, one and several learners, and 1, 2 and 4 devices; words select a part. Multi-agent algorithms share their
 networks in the probe, and have a separate network per agent in the junction, where ``agents`` shards them too.
 ``--fast`` compiles with few of XLA's optimizations, as the tests do; two processes may compute parts at once.
-Placements that put fragments on other devices are compared after 20 ticks (difference 0.0), placements with sharding
-after one tick from the same state (1e-6, relative to numbers over 1). The result is written to
-experiments/results/equal_numbers.json.
+Placements that put fragments on other devices are compared after 20 ticks (difference 0.0), with the compiler options
+of the fused program. As users compile them, a program that only acts has its own (`xla_options.ACTING_OPTIONS`); these,
+and placements with sharding, are compared after one tick from the same state (1e-6, relative to numbers over 1). The
+result is written to experiments/results/equal_numbers.json.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import jax
 import numpy as np
@@ -26,9 +28,11 @@ from describe import machine, versions
 import jaxrl_fast as jf
 from jaxrl_fast.envs.probes import TWO_AGENTS
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, build_graph
+from jaxrl_fast.runtime import chain
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph, TrainState
 from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.runtime.xla_options import compiler_options
 
 RESULT = Path(__file__).parent.parent / "results" / "equal_numbers.json"
 ENVIRONMENTS = {
@@ -87,9 +91,16 @@ def shared(algo: str, env_name: str) -> dict[str, bool]:
     return {"share_parameters": env_name in TWO_AGENTS} if algo in ("ippo", "mappo", "pqn_vdn") else {}
 
 
-def make(graph: Graph, placement: str, devices: int) -> programs.Program:
-    """Compile a program of one tick."""
-    return programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:devices]), 1)
+def make(graph: Graph, placement: str, devices: int, options: str = "own") -> programs.Program:
+    """Build a program of one tick; ``options``: "own", or "fused" for a chain with the fused program's options."""
+    placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
+    if options == "own":
+        return programs.compile(graph, placed, 1)
+    as_fused = mock.Mock(side_effect=lambda mesh, products, acting: compiler_options(mesh, products=products))
+    with mock.patch.object(chain, "compiler_options", as_fused):
+        program = programs.compile(graph, placed, 1)
+    assert as_fused.called
+    return program
 
 
 def end(program: programs.Program, ticks: int, start: Any) -> Any:
@@ -132,16 +143,14 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
     turns = ((2, "turns"),) if algo == "impala" else ()
     for learners, average in ((1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "parameters"), *turns):
         graph, _ = build_graph(env, chosen, GraphOptions(overlap=overlap, learners=learners, average=average))  # type: ignore[arg-type]
-        jobs = [(job, 20) for job in MOVING if job[2] == learners] + [
-            (job, 1) for job in dividing if job[2] == learners
-        ]
+        jobs = [(job, 20, "fused") for job in MOVING] + [(job, 1, "own") for job in MOVING + dividing]
         fused = make(graph, "fused", 1)
         keys = jax.vmap(jax.random.key)(np.array(SEEDS))
         first = jax.tree.map(to_host, fused.init(keys, chosen.hyper))
         warm = end(fused, 20, first)
         start, want = {20: first, 1: warm[0]}, {20: warm, 1: end(fused, 1, warm[0])}
-        for (placement, devices, _), ticks in jobs:
-            got = end(make(graph, placement, devices), ticks, start[ticks])
+        for (placement, devices, _), ticks, options in [job for job in jobs if job[0][2] == learners]:
+            got = end(make(graph, placement, devices, options), ticks, start[ticks])
             rows.append(
                 {
                     "algo": algo,
@@ -152,6 +161,7 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
                     "placement": placement,
                     "devices": devices,
                     "ticks": ticks,
+                    "options": options,
                     "difference": difference(got[0], want[ticks][0]),
                     "allowed": 0.0 if ticks == 20 else 1e-6,
                     "few_optimizations": "--fast" in sys.argv,
@@ -172,7 +182,8 @@ def main() -> None:
             holds = row["difference"] <= row["allowed"]
             print(
                 f"{algo} {name:24} overlap={overlap:13} {row['placement']:17} {row['devices']} devices "
-                f"{row['learners']} learners ({row['average']}) {row['ticks']:2} ticks: {row['difference']:.1e}"
+                f"{row['learners']} learners ({row['average']}) {row['options']:5} options {row['ticks']:2} ticks: "
+                f"{row['difference']:.1e}"
                 f"{'' if holds else '   BROKEN'}",
                 flush=True,
             )

@@ -561,11 +561,11 @@ def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
     steps, length = agent.rollout_length, data.sequence_length or 1
     if steps % length:
         raise ValueError(f"rollout_length={steps} is not a multiple of sequence_length={length}")
-    sequences = num_envs * steps // length
-    if sequences % data.num_minibatches:
-        gives = f"num_envs={num_envs} with rollout_length={steps} gives {sequences} sequences of {length}"
-        raise ValueError(f"{gives} steps, which algo.num_minibatches={data.num_minibatches} does not divide")
-    return sequences // data.num_minibatches * length
+    sequences, count = num_envs * steps // length, data.num_minibatches
+    if sequences % count:
+        write = f"steps, which algo.num_minibatches={count} does not divide: write {math.gcd(sequences, count)}"
+        raise ValueError(f"num_envs={num_envs} rollout_length={steps} gives {sequences} sequences of {length} {write}")
+    return sequences // count * length
 
 
 def view_of(spec: EnvSpec) -> View | None:
