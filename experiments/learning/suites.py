@@ -63,6 +63,7 @@ ROWS = [
     Row("jumanji", "Snake-v1", ("ppo",), 10_000_000),
     Row("jumanji", "Game2048-v1", ("ppo",), 1_000_000),
     Row("octax", "brix", ("ppo",), 200_000),
+    Row("octax", "cavern1", ("ppo",), 200_000),
     Row("pgx", "2048", ("ppo",), 1_000_000),
     Row("pgx", "connect_four", ("ppo",), 500_000),
 ]
