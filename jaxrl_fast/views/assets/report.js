@@ -82,8 +82,20 @@ function showLearning() {
   showKeys(place, all);
   new charts.Chart(place, { height: innerWidth < 600 ? 260 : 360 }).show(all, axis);
   showOfEpisodes(place, "success", { title: "success, % of the episodes", fromZero: true });
-  for (const name of new Set(runs.flatMap((run) => Object.keys(run.scores).filter((key) => key.startsWith("env/")))))
-    showOfEpisodes(place, name, { title: `${name} of the greedy episodes` });
+  showMetricsOfEpisodes(place);
+}
+
+// A chart for each metric of the environment that varies; the others are listed with their only value.
+function showMetricsOfEpisodes(place) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.scores).filter((key) => key.startsWith("env/"))))];
+  const valuesOf = (name) => [...new Set(runs.flatMap((run) => run.scores[name] || []).filter((value) => value != null))];
+  const constant = names.filter((name) => valuesOf(name).length === 1);
+  place.querySelector(".grid")?.remove();
+  const grid = add(place, "div", null, { className: "grid" });
+  for (const name of names.filter((name) => valuesOf(name).length > 1))
+    showOfEpisodes(grid, name, { title: `${name} of the greedy episodes` });
+  if (constant.length)
+    add(place, "p", `The same in every evaluation: ${constant.map((name) => `${name} ${score(valuesOf(name)[0])}`).join(", ")}.`, { className: "quiet" });
 }
 
 function showOfEpisodes(place, key, look) {
