@@ -95,7 +95,7 @@ function showMetricsOfEpisodes(place) {
   for (const name of names.filter((name) => valuesOf(name).length > 1))
     showOfEpisodes(grid, name, { title: `${name} of the greedy episodes` });
   if (constant.length)
-    add(place, "p", `The same in every evaluation: ${constant.map((name) => `${name} ${score(valuesOf(name)[0])}`).join(", ")}.`, { className: "quiet" });
+    add(place, "p", `Without a change: ${constant.map((name) => `${name} ${score(valuesOf(name)[0])}`).join(", ")}.`, { className: "quiet" });
 }
 
 function showOfEpisodes(place, key, look) {
