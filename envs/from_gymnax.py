@@ -6,7 +6,6 @@ This is the only file that imports gymnax.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 
@@ -26,7 +25,9 @@ from jaxrl_fast.envs.adapter_utils import (
 from jaxrl_fast.envs.env import A_COUNT, FRESH_INTERVAL, Env, SampleParams, is_count, no_params
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
-import_later("seaborn", "matplotlib.pyplot")  # only for its pictures; the slowest imports, with pandas and SciPy
+# Only for its pictures, and the slowest imports, with pandas and SciPy: so before gymnax.
+import_later("seaborn", "matplotlib.pyplot")
+import gymnax  # noqa: E402
 
 REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
 LONG_EPISODES = tuple(
