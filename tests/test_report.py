@@ -424,6 +424,21 @@ def test_success_has_a_figure_and_a_chart(page: Page, runs, tmp_path: Path):
     assert page.run("document.querySelectorAll('#learning canvas').length") == 1
 
 
+def test_metrics_of_episodes_are_charts_where_they_change_and_one_line_elsewhere(page: Page, runs, tmp_path: Path):
+    header, *rows = (runs[1] / "evals.csv").read_text().splitlines()
+    told = [f"{header},env/wood,env/iron,env/coal", *(f"{row},{number},0.0,2.0" for number, row in enumerate(rows))]
+    (tmp_path / "evals.csv").write_text("\n".join(told) + "\n")
+    (tmp_path / "config.yaml").write_text("env: {name: line}\n")
+    write_report(tmp_path)
+    page.open(tmp_path / "report.html", width=1440, height=900)
+    for axis in ("env_steps", "wall_s", "env_steps"):
+        page.run(f"document.querySelector('[data-axis={axis}]').click()")
+        titles = page.run("[...document.querySelectorAll('#learning .grid h3')].map(title => title.innerText)")
+        assert titles == ["env/wood of the greedy episodes"]
+        lines = page.run("[...document.querySelectorAll('#learning .quiet')].map(line => line.innerText)")
+        assert lines == ["Without a change: env/iron 0, env/coal 2."]
+
+
 def test_an_empty_folder_makes_a_page_without_errors(page: Page, tmp_path: Path):
     (tmp_path / "config.yaml").write_text("env: {name: cartpole}\n")
     write_report(tmp_path)
