@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -47,6 +49,11 @@ def machine() -> str:
     """Describe the processor, its number of cores, and the number that this process may use where it is smaller."""
     allowed = f"{cpu_cores()} of " if cpu_cores() != os.cpu_count() else ""
     return f"{allowed}{os.cpu_count()} cores, {processor()}{_generation()}"
+
+
+def machines_line(runs: Iterable[Mapping[str, Any]]) -> str:
+    """Return the sentence of a page that lists the machines of its runs."""
+    return f"Machines: {'; '.join(sorted({run['machine'] for run in runs}))}."
 
 
 def _generation() -> str:

@@ -282,6 +282,10 @@ def test_the_figure_is_a_file_of_its_kind(runs, tmp_path: Path, suffix: str, cap
     assert report.main([first, second, f"out={file}"]) == 0
     assert file.read_bytes()[:4] in (b"%PDF", b"<?xm", b"\x89PNG")
     assert capsys.readouterr().out == f"{file}\n"
+    if suffix == "png":  # the others contain the date
+        drawn = file.read_bytes()
+        report.main([first, second, f"out={file}"])
+        assert file.read_bytes() == drawn, "intervals are of the same samples"
 
 
 @pytest.mark.parametrize(

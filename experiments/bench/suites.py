@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from describe import ROOT, commit, machine, versions
+from describe import ROOT, commit, machine, machines_line, versions
 
 RESULT, PAGE = ROOT / "experiments" / "results" / "bench" / "suites.json", ROOT / "docs" / "suites.md"
 WIDTHS, REPEATS, CORES = (2, 16, 128), 3, "0,1"
@@ -120,9 +120,8 @@ def write_page() -> None:
         compiled = [f"{found[name]:.1f} s" for name in ("compile_s", "train_compile_s")]
         rows.append([title, width, middle(found["random"]), compiled[0], middle(found["train"]), compiled[1]])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    machines = ", ".join(sorted({run["machine"] for run in done.values()}))
     before, after = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\nMachines: {machines}.\n{MARKS[1]}{after}")
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\n{machines_line(done.values())}\n{MARKS[1]}{after}")
 
 
 if __name__ == "__main__":

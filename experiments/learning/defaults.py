@@ -24,7 +24,7 @@ matplotlib.use("Agg")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from defaults_page import draw, lines, write_page
-from describe import ROOT, commit, machine, versions
+from describe import ROOT, commit, machine, machines_line, versions
 from learning import read_curve
 
 RESULT = Path(__file__).parent.parent / "results" / "defaults.json"
@@ -146,6 +146,6 @@ if __name__ == "__main__":
         measure(sys.argv[1:])
     runs = read()
     found = lines(runs, STEPS, WHO)
-    write_page(found, f"Machines: {', '.join(sorted({run['machine'] for run in runs.values()}))}.")
+    write_page(found, machines_line(runs.values()))
     if found:
         draw(found, PICTURE)

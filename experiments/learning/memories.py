@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from describe import ROOT, commit, machine, versions
+from describe import ROOT, commit, machine, machines_line, versions
 from gpu.targets import compile_row, counts
 from learning import read_curve
 
@@ -187,8 +187,7 @@ def write_page() -> None:
     lines += ["Kernels of an update with 64 units on an H100, as `explain target=h100` counts them.", ""]
     counted = [done.get(f"kernels {kind}", {}).get("kernels_an_update", {}) for kind in KINDS]
     lines += table("", [["kernels", *(counts(found) if found else "" for found in counted)]] if any(counted) else [])
-    machines = sorted({run["machine"] for run in done.values()})
-    PAGE.write_text("\n".join([*lines, f"Machines: {', '.join(machines)}.", ""]))
+    PAGE.write_text("\n".join([*lines, machines_line(done.values()), ""]))
 
 
 def table(first: str, rows: list[list[str]]) -> list[str]:

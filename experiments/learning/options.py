@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from defaults import option, processor_s
-from describe import ROOT, commit, machine, versions
+from describe import ROOT, commit, machine, machines_line, versions
 from learning import read_curve
 
 from jaxrl_fast.training.episodes import bootstrap_interval
@@ -156,8 +156,7 @@ def write_page() -> None:
     made, text = read(), list[str]()
     for base in dict.fromkeys(row.base for row in ROWS.values()):
         text += section(base, made)
-    machines = ", ".join(sorted({one["machine"] for one in made.values()}))
-    PAGE.write_text("\n".join([HEAD, *text, f"Machines: {machines}.", ""]))
+    PAGE.write_text("\n".join([HEAD, *text, machines_line(made.values()), ""]))
 
 
 def title_of(base: tuple[str, ...]) -> str:

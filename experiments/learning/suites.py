@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from describe import ROOT, commit, machine, versions
+from describe import ROOT, commit, machine, machines_line, versions
 from learning import read_curve
 
 RESULT, PAGE = ROOT / "experiments" / "results" / "suites.json", ROOT / "docs" / "suites.md"
@@ -164,9 +164,8 @@ def write_page() -> None:
         peer = f"{cell(runs, row.id, row.peer)} ({row.peer.replace('_', ' ')})" if row.peer else ""
         rows.append([f"{row.suite} {row.id}", f"{row.steps:,}", cell(runs, row.id, "random"), *cells, peer])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    machines = ", ".join(sorted({run["machine"] for run in runs.values()}))
     before, after = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\nMachines: {machines}.\n{MARKS[1]}{after}")
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\n{machines_line(runs.values())}\n{MARKS[1]}{after}")
 
 
 if __name__ == "__main__":
