@@ -5,12 +5,14 @@ Source: https://github.com/MichaelTMatthews/Craftax, 1.6.
 Craftax's time limit terminates an episode; here it never applies, and `vectorize` truncates instead.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
 from jaxrl_fast.core import PyTree, Timestep
@@ -72,7 +74,18 @@ def make(
     env = _with_achievements(env, "craftax_classic" if "Classic" in id else "craftax", metrics)
     check_shapes(env, f"craftax {id}")
     spec = env.spec._replace(max_episode_steps=limit)
-    return env._replace(spec=spec, steps_per_reset=STEPS_PER_RESET)
+    return env._replace(spec=spec, steps_per_reset=STEPS_PER_RESET, draw=_picture(id))
+
+
+def _picture(id: str) -> Callable[[PyTree], np.ndarray]:
+    """Return `Env.draw`: the agent's view and what it carries, by Craftax's own renderer."""
+
+    @functools.cache
+    def renderer() -> Callable[[Any], jax.Array]:
+        game = import_module(f"craftax.{'craftax_classic' if 'Classic' in id else 'craftax'}.renderer")
+        return jax.jit(game.make_craftax_pixel_renderer(game.BLOCK_PIXEL_SIZE_IMG))
+
+    return lambda state: np.asarray(renderer()(state.state)).clip(0, 255).astype(np.uint8)
 
 
 def _with_pixels(env: Env) -> Env:

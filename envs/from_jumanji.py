@@ -6,6 +6,7 @@ applies, and `vectorize` truncates instead.
 
 import inspect
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -30,35 +31,20 @@ STEPS_PER_RESET = 32
 """A reset generates a problem, which takes as long as several steps."""
 STEP_S = 0.25
 """Duration of a step in pictures, in seconds."""
-FORAGING = {
-    "grid_size": 8,
-    "fov": 8,
-    "num_agents": 2,
-    "num_food": 2,
-    "max_agent_level": 2,
-    "force_coop": True,
-    "grid_observation": False,
-    "normalize_reward": True,
-    "penalty": 0.0,
-    "episode_length": 100,
-}
+FORAGING: dict[str, Any] = dict(grid_size=8, fov=8, num_agents=2, num_food=2, max_agent_level=2, force_coop=True)
+FORAGING |= dict(grid_observation=False, normalize_reward=True, penalty=0.0, episode_length=100)
 """Jumanji's defaults: an 8 x 8 field, 2 players, 2 pieces of food that each need both players. Every player observes
 the whole field unless ``fov`` is given.
 """
-WAREHOUSE = {
-    "shelf_rows": 1,
-    "shelf_columns": 3,
-    "column_height": 8,
-    "num_agents": 4,
-    "sensor_range": 1,
-    "request_queue_size": 4,
-    "episode_length": 500,
-}
+WAREHOUSE: dict[str, Any] = dict(shelf_rows=1, shelf_columns=3, column_height=8, num_agents=4, sensor_range=1)
+WAREHOUSE |= dict(request_queue_size=4, episode_length=500)
 """tiny-4ag of Papoudakis et al. (arXiv 2006.07869). Jumanji's defaults are another warehouse."""
 WORLDS: dict[str, dict[str, Any]] = {"LevelBasedForaging": FORAGING, "RobotWarehouse": WAREHOUSE}
 """Id -> default options."""
 
 
+EMPTY_PICTURE = "MMST-v0"
+"""Jumanji's viewer scales the axes of this picture so that nothing is inside them."""
 OF_AGENTS = {"LevelBasedForaging-v0", "RobotWarehouse-v0", "SearchAndRescue-v0"}
 """Registered ids whose agents each have an observation."""
 
@@ -184,7 +170,24 @@ def _registered(id: str, num_agents: int | None, episode_length: int | None, opt
         check_shapes(env, f"jumanji {id}")
     except (AssertionError, AttributeError, IndexError, OSError, TypeError) as error:
         raise ValueError(f"jumanji {id} failed: {fault_of(error)}") from error
-    return env._replace(steps_per_reset=STEPS_PER_RESET)
+    draw = None if id == EMPTY_PICTURE else lambda state: _drawn(base, state)
+    return env._replace(steps_per_reset=STEPS_PER_RESET, draw=draw)
+
+
+def _drawn(env: Any, state: Any) -> np.ndarray:
+    """Return the picture of Jumanji's own viewer, which shows a figure of matplotlib."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("agg")
+    with warnings.catch_warnings(action="ignore"):  # a figure without a screen cannot be shown
+        try:
+            env.render(jax.tree.map(np.asarray, state))  # GraphColoring takes twenty times as long with JAX's arrays
+        except AttributeError:  # Maze uses their `at`
+            env.render(state)
+    canvas: Any = pyplot.gcf().canvas
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[..., :3]
 
 
 def adapt_alone(env: Any, *, name: str, time_limit: int | None, of_agents: bool = False) -> Env:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pgx
 
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_shapes
@@ -21,6 +22,8 @@ LIMITS = {"minatar-freeway": 2500}
 """Time limits, in steps, of games that count them as an end. The limits of board games are their rules."""
 STEPS_PER_RESET = 64
 """States of board games are large, and so is a bank of them."""
+MOST_LAYERS = 32
+"""Largest number of layers of an observation that is drawn; chess has 119, with its history."""
 SELF = 0
 """The agent's number as a player. Who begins is drawn in every episode."""
 Opponent = Callable[[PyTree, jax.Array], jax.Array]
@@ -66,7 +69,11 @@ def make(id: str, *, opponent: str | None = None, episode_length: int | None = N
     play = (one_ply(base) if opponent == "one_ply" else random_play) if several else None
     env = adapt(base, name=id, opponent=play, max_episode_steps=episode_length or LIMITS.get(id))
     check_shapes(env, f"pgx {id}")
-    return env._replace(steps_per_reset=STEPS_PER_RESET)
+    shape = env.spec.obs["obs"].shape
+    if len(shape) != 3 or shape[2] > MOST_LAYERS:
+        return env._replace(steps_per_reset=STEPS_PER_RESET)
+    observe = jax.jit(_observe(base))
+    return env._replace(steps_per_reset=STEPS_PER_RESET, draw=lambda state: drawings.grid(observe(state)))
 
 
 def adapt(env: Any, *, name: str, opponent: Opponent | None, max_episode_steps: int | None = None) -> Env:

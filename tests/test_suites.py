@@ -113,6 +113,29 @@ def test_it_follows_the_rules_of_an_environment(suite: str, options: dict):
     assert report.steps_per_s > 0
 
 
+DRAWN = [
+    ("craftax", "Craftax-Classic-Symbolic-v1"),
+    ("xminigrid", "MiniGrid-Empty-8x8"),
+    ("pgx", "connect_four"),
+    ("octax", "pong"),
+    ("navix", "Navix-Empty-5x5-v0"),
+    ("jumanji", "Snake-v1"),
+]
+
+
+@pytest.mark.parametrize(("suite", "id"), DRAWN, ids=lambda x: x)
+def test_a_picture_shows_the_state(suite: str, id: str):
+    env = made(suite, id=id)
+    first, (_, states, _) = played(env, 4)
+    pictures = [env.draw(state) for state in (first, jax.tree.map(lambda x: x[-1], states))]
+    assert all(picture.dtype == np.uint8 and picture.shape[2:] == (3,) for picture in pictures)
+    assert (pictures[0] != pictures[1]).any()
+
+
+def test_a_game_of_pgx_with_many_layers_has_no_picture():
+    assert made("pgx", id="chess").draw is None
+
+
 def test_playground_gives_playgrounds_own_numbers():
     env = made("playground", id="FingerSpin", episode_length=30)
     from mujoco_playground import registry
