@@ -126,10 +126,10 @@ DRAWN = [
 @pytest.mark.parametrize(("suite", "id"), DRAWN, ids=lambda x: x)
 def test_a_picture_shows_the_state(suite: str, id: str):
     env = made(suite, id=id)
-    first, (_, states, _) = played(env, 4)
-    pictures = [env.draw(state) for state in (first, jax.tree.map(lambda x: x[-1], states))]
+    first, (_, states, _) = played(env, 9)
+    pictures = [env.draw(state) for state in (first, *(jax.tree.map(lambda x, t=t: x[t], states) for t in (2, 5, 8)))]
     assert all(picture.dtype == np.uint8 and picture.shape[2:] == (3,) for picture in pictures)
-    assert (pictures[0] != pictures[1]).any()
+    assert any((picture != pictures[0]).any() for picture in pictures[1:])
 
 
 def test_a_game_of_pgx_with_many_layers_has_no_picture():
