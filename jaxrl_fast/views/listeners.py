@@ -67,23 +67,22 @@ def draw_curve(folder: RunFolder, policy: Policy) -> None:
         folder: Folder of the run; nothing is drawn without evaluations.
         policy: Last policy, for the title.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     found = scores_of(read_columns(folder.path / "evals.csv"))
     steps, returns, low, high = found.env_steps, found.returns, found.low, found.high
     if not steps.size:
         return
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     label = "mean of the episodes, 10 to 90 % shaded"
     if returns.shape[1] > 1:
         low, high, label = returns.min(axis=1), returns.max(axis=1), f"mean of {returns.shape[1]} seeds, range shaded"
     axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
     axes.plot(steps, returns.mean(axis=1), marker="o", markersize=3.5, label=label)
     axes.set(xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    axes.xaxis.set_major_formatter(EngFormatter())
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     unit, unit_s = ("minutes", 60.0) if found.wall_s.max() > 180 else ("seconds", 1.0)
@@ -91,7 +90,6 @@ def draw_curve(folder: RunFolder, policy: Policy) -> None:
     clock.set_xlabel(f"wall-clock, {unit}", fontsize="small")
     figure.suptitle(f"{policy.spec.name}, {policy.made_by['algo']}")
     figure.savefig(folder.path / "curve.png", dpi=130)
-    plt.close(figure)
 
 
 def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
