@@ -69,11 +69,10 @@ def make(id: str, *, opponent: str | None = None, episode_length: int | None = N
     play = (one_ply(base) if opponent == "one_ply" else random_play) if several else None
     env = adapt(base, name=id, opponent=play, max_episode_steps=episode_length or LIMITS.get(id))
     check_shapes(env, f"pgx {id}")
-    shape = env.spec.obs["obs"].shape
-    if len(shape) != 3 or shape[2] > MOST_LAYERS:
-        return env._replace(steps_per_reset=STEPS_PER_RESET)
-    observe = jax.jit(_observe(base))
-    return env._replace(steps_per_reset=STEPS_PER_RESET, draw=lambda state: drawings.grid(observe(state)))
+    shape, observe = env.spec.obs["obs"].shape, jax.jit(_observe(base))
+    drawn = len(shape) == 3 and shape[2] <= MOST_LAYERS
+    draw = (lambda state: drawings.grid(observe(state))) if drawn else None
+    return env._replace(steps_per_reset=STEPS_PER_RESET, draw=draw)
 
 
 def adapt(env: Any, *, name: str, opponent: Opponent | None, max_episode_steps: int | None = None) -> Env:

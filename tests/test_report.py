@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -414,13 +414,18 @@ def test_the_comparison_shows_both(page: Page, runs, tmp_path: Path):
     assert page.run("document.getElementById('settings').hidden")
 
 
+def open_with_columns(page: Page, run: Path, folder: Path, names: str, values: Callable[[int], str]) -> None:
+    """Open the report of a run whose evaluations have more columns, with the values of each row's number."""
+    header, *rows = (run / "evals.csv").read_text().splitlines()
+    lines = [f"{header},{names}", *(f"{row},{values(number)}" for number, row in enumerate(rows))]
+    (folder / "evals.csv").write_text("\n".join(lines) + "\n")
+    (folder / "config.yaml").write_text("env: {name: line}\n")
+    write_report(folder)
+    page.open(folder / "report.html", width=1440, height=900)
+
+
 def test_success_has_a_figure_and_a_chart(page: Page, runs, tmp_path: Path):
-    header, *rows = (runs[1] / "evals.csv").read_text().splitlines()
-    told = [f"{header},success", *(f"{row},{number % 2}" for number, row in enumerate(rows))]
-    (tmp_path / "evals.csv").write_text("\n".join(told) + "\n")
-    (tmp_path / "config.yaml").write_text("env: {name: line}\n")
-    write_report(tmp_path)
-    page.open(tmp_path / "report.html", width=1440, height=900)
+    open_with_columns(page, runs[1], tmp_path, "success", lambda number: f"{number % 2}")
     assert "success\n" in page.run("document.getElementById('figures').innerText")
     assert page.run("document.querySelector('#learning h3').innerText") == "success, % of the episodes"
     assert page.run("document.querySelectorAll('#learning canvas').length") == 2
@@ -429,12 +434,7 @@ def test_success_has_a_figure_and_a_chart(page: Page, runs, tmp_path: Path):
 
 
 def test_metrics_of_episodes_are_charts_where_they_change_and_one_line_elsewhere(page: Page, runs, tmp_path: Path):
-    header, *rows = (runs[1] / "evals.csv").read_text().splitlines()
-    told = [f"{header},env/wood,env/iron,env/coal", *(f"{row},{number},0.0,2.0" for number, row in enumerate(rows))]
-    (tmp_path / "evals.csv").write_text("\n".join(told) + "\n")
-    (tmp_path / "config.yaml").write_text("env: {name: line}\n")
-    write_report(tmp_path)
-    page.open(tmp_path / "report.html", width=1440, height=900)
+    open_with_columns(page, runs[1], tmp_path, "env/wood,env/iron,env/coal", lambda number: f"{number},0.0,2.0")
     for axis in ("env_steps", "wall_s", "env_steps"):
         page.run(f"document.querySelector('[data-axis={axis}]').click()")
         titles = page.run("[...document.querySelectorAll('#learning .grid h3')].map(title => title.innerText)")
