@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+
+from jaxrl_fast import jaxprs
 
 
 class When(IntEnum):
@@ -79,18 +80,6 @@ class Split(NamedTuple):
     outputs: list[Input]
 
 
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "checkpoint": "jaxpr",
-}
-"""Primitives that call a function, and the parameter that contains it."""
-
-
 def split(function: Callable[..., Any], tick: Any, step: Any, act: Any) -> Split:
     """Trace a function and split it by the time at which its inputs are available.
 
@@ -112,7 +101,7 @@ def split(function: Callable[..., Any], tick: Any, step: Any, act: Any) -> Split
         when: values[end - count : end]
         for when, count, end in zip((When.TICK, When.STEP, When.ACT), counts, ends, strict=True)
     }
-    outputs = program.inline(closed.jaxpr, closed.consts, values)
+    outputs = program.inline(jaxprs.program_of(closed), values)
     when = {value.number: at for at, of_time in inputs.items() for value in of_time}
     for operation in program.operations:
         latest = max([when[i.number] for i in operation.inputs if isinstance(i, Value)], default=When.ALWAYS)
@@ -141,13 +130,13 @@ class _Flat:
         self.count += 1
         return Value(self.count, tuple(aval.shape), aval.dtype)
 
-    def inline(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Input]) -> list[Input]:
+    def inline(self, program: jaxprs.TracedProgram, values: Sequence[Input]) -> list[Input]:
+        jaxpr, consts = program
         known: dict[Any, Input] = dict(zip(jaxpr.constvars, map(self.constant, consts), strict=True))
         known |= zip(jaxpr.invars, values, strict=True)
 
         def read(atom: Any) -> Input:
-            aval: Any = atom.aval
-            return np.asarray(atom.val, aval.dtype) if isinstance(atom, Literal) else known[atom]
+            return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else known[atom]
 
         for eqn in jaxpr.eqns:
             known |= zip(eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True)
@@ -162,20 +151,14 @@ class _Flat:
         return of_key
 
     def equation(self, eqn: Any, inputs: list[Input]) -> list[Input]:
-        name = eqn.primitive.name
-        if name in CALLS:
-            body = eqn.params[CALLS[name]]
-            closed = hasattr(body, "jaxpr")
-            return self.inline(body.jaxpr if closed else body, body.consts if closed else (), inputs)
-        if name == "platform_index":  # workers run on the CPU
-            platforms = eqn.params["platforms"]
-            which = next(i for i, names in enumerate(platforms) if names is None or "cpu" in names)
-            return [np.array(which, np.int32)]
-        if name == "cond" and isinstance(inputs[0], np.ndarray):
-            branch = eqn.params["branches"][int(inputs[0])]
-            return self.inline(branch.jaxpr, branch.consts, inputs[1:])
-        if name == "scan" and eqn.params["length"] == 1:
-            return self.one_step(eqn, inputs)
+        if (called := jaxprs.called_program(eqn)) is not None:
+            return self.inline(called, inputs)
+        if (platform := jaxprs.platform_of_cpu(eqn)) is not None:  # workers run on the CPU
+            return [platform]
+        if inputs and (branch := jaxprs.chosen_branch(eqn, inputs[0])) is not None:
+            return self.inline(branch, inputs[1:])
+        if (body := jaxprs.single_step(eqn)) is not None:
+            return self.one_step(eqn, body, inputs)
         primitive, params = eqn.primitive, eqn.params
 
         def call(*arrays: Any) -> Sequence[Any]:
@@ -185,18 +168,19 @@ class _Flat:
         if inputs and all(isinstance(x, np.ndarray) and x.ndim == 0 for x in inputs) and not eqn.outvars[0].aval.shape:
             return [np.asarray(result) for result in call(*inputs)]
         outputs = [self.value(var.aval) for var in eqn.outvars]
-        self.operations.append(Operation(name, params, inputs, outputs, call))
+        self.operations.append(Operation(primitive.name, params, inputs, outputs, call))
         return list(outputs)
 
-    def one_step(self, eqn: Any, inputs: list[Input]) -> list[Input]:
+    def one_step(self, eqn: Any, body: jaxprs.TracedProgram, inputs: list[Input]) -> list[Input]:
         """Write out a loop of one step, whose stacked inputs and results have an additional axis of length 1."""
-        body, fixed = eqn.params["jaxpr"], eqn.params["num_consts"] + eqn.params["num_carry"]
-        own = [*inputs[:fixed], *(self.reshaped(x, x.shape[1:]) for x in inputs[fixed:])]
-        results = self.inline(body.jaxpr, body.consts, own)
-        carried = eqn.params["num_carry"]
-        return [*results[:carried], *(self.reshaped(y, (1, *y.shape)) for y in results[carried:])]
+        step_inputs = zip(inputs, jaxprs.shapes_of(body.jaxpr.invars), strict=True)
+        results = self.inline(body, [self.reshaped(x, shape) for x, shape in step_inputs])
+        stacked = zip(results, jaxprs.shapes_of(eqn.outvars), strict=True)
+        return [self.reshaped(y, shape) for y, shape in stacked]
 
     def reshaped(self, x: Input, shape: tuple[int, ...]) -> Input:
+        if x.shape == shape:
+            return x
         if isinstance(x, np.ndarray):
             return x.reshape(shape)
         result = Value(self.count + 1, shape, x.dtype)

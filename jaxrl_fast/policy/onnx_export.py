@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
 
+from jaxrl_fast import jaxprs
 from jaxrl_fast.learning.numpy_source import einsum_formula
 
 OPSET = 18
@@ -66,7 +66,7 @@ def to_onnx(
 
     closed = jax.make_jaxpr(function)(*arguments)
     graph = OnnxGraph([], {}, inputs[0])
-    results = _convert(graph, closed, inputs)
+    results = _convert(graph, jaxprs.program_of(closed), inputs)
     for name, value in zip(outputs, results, strict=True):
         graph.nodes.append(helper.make_node("Identity", [_name(graph, value)], [name]))
     onnx_graph = helper.make_graph(
@@ -83,15 +83,14 @@ def to_onnx(
     return model.SerializeToString()
 
 
-def _convert(graph: OnnxGraph, closed: Any, values: Sequence[Value]) -> list[Value]:
-    """Write a jaxpr's equations into the graph; return its results."""
-    jaxpr = closed.jaxpr
-    known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
+def _convert(graph: OnnxGraph, program: jaxprs.TracedProgram, values: Sequence[Value]) -> list[Value]:
+    """Write a program's equations into the graph; return its results."""
+    jaxpr, consts = program
+    known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, consts), strict=True))
     known |= zip(jaxpr.invars, values, strict=True)
 
     def read(atom: Any) -> Value:
-        aval = atom.aval
-        return np.asarray(atom.val, aval.dtype) if isinstance(atom, Literal) else known[atom]
+        return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else known[atom]
 
     for eqn in _live(jaxpr):
         known |= zip(eqn.outvars, _equation(graph, eqn, [read(atom) for atom in eqn.invars]), strict=True)
@@ -109,13 +108,17 @@ def _live(jaxpr: Any) -> list[Any]:
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [atom for atom in atoms if not isinstance(atom, Literal)]
+    return [atom for atom in atoms if not jaxprs.is_literal(atom)]
 
 
 def _equation(graph: OnnxGraph, eqn: Any, values: list[Value]) -> Sequence[Value]:
     name = eqn.primitive.name
-    if name in CALLS:
-        return _convert(graph, eqn.params[CALLS[name]], values)
+    if (called := jaxprs.called_program(eqn)) is not None:
+        return _convert(graph, called, values)
+    if (platform := jaxprs.platform_of_cpu(eqn)) is not None:
+        return [platform]
+    if values and (branch := jaxprs.chosen_branch(eqn, values[0])) is not None:
+        return _convert(graph, branch, values[1:])
     constant = [value for value in values if isinstance(value, np.ndarray)]
     if len(constant) == len(values) and not any(_symbolic(var.aval.shape) for var in eqn.outvars):
         results = eqn.primitive.bind(*constant, **eqn.params)
@@ -262,38 +265,54 @@ def _slice(graph: OnnxGraph, eqn: Any, x: Value) -> str:
 
 def _scan(graph: OnnxGraph, eqn: Any, *values: Value) -> list[Value]:
     """Inline one step of a loop, as action selection runs it. Results stacked over steps have an additional axis."""
-    if eqn.params["length"] != 1:
+    body = jaxprs.single_step(eqn)
+    if body is None:
         raise _unknown(eqn)
-    body = eqn.params["jaxpr"]
 
-    def fit(value: Value, old: Any, new: Any) -> Value:
-        return value if len(old.shape) == len(new.shape) else _reshape(graph, value, new.shape)
+    def fit(value: Value, old: tuple, new: tuple) -> Value:
+        return value if len(old) == len(new) else _reshape(graph, value, new)
 
-    inputs = [fit(x, var.aval, a) for x, var, a in zip(values, eqn.invars, body.in_avals, strict=True)]
+    given, taken = jaxprs.shapes_of(eqn.invars), jaxprs.shapes_of(body.jaxpr.invars)
+    inputs = [fit(x, old, new) for x, old, new in zip(values, given, taken, strict=True)]
     results = _convert(graph, body, inputs)
-    return [fit(y, a, var.aval) for y, a, var in zip(results, body.out_avals, eqn.outvars, strict=True)]
+    made, stacked = jaxprs.shapes_of(body.jaxpr.outvars), jaxprs.shapes_of(eqn.outvars)
+    return [fit(y, old, new) for y, old, new in zip(results, made, stacked, strict=True)]
 
 
-CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
-"""Primitives that call a jaxpr, and the parameter that contains it."""
+def _stack(graph: OnnxGraph, eqn: Any, *values: Value) -> str:
+    """Concatenate along a new axis; JAX 0.11 has a primitive for it."""
+    axis = eqn.params["axis"]
+    parts = [_emit(graph, "Unsqueeze", value, _integers([axis])) for value in values]
+    return _emit(graph, "Concat", *parts, axis=axis)
+
 
 SAME = {
     "abs": "Abs",
     "add": "Add",
     "and": "And",
+    "ceil": "Ceil",
+    "cos": "Cos",
     "div": "Div",
     "eq": "Equal",
+    "erf": "Erf",
     "exp": "Exp",
+    "floor": "Floor",
     "ge": "GreaterOrEqual",
     "gt": "Greater",
     "le": "LessOrEqual",
+    "log": "Log",
     "logistic": "Sigmoid",
     "lt": "Less",
     "max": "Max",
     "min": "Min",
     "mul": "Mul",
     "neg": "Neg",
+    "not": "Not",
+    "or": "Or",
+    "pow": "Pow",
     "rem": "Mod",
+    "sign": "Sign",
+    "sin": "Sin",
     "sqrt": "Sqrt",
     "sub": "Sub",
     "stop_gradient": "Identity",
@@ -322,6 +341,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "split": lambda g, e, x: _emit_many(
         g, "Split", len(e.params["sizes"]), x, _integers(e.params["sizes"]), axis=e.params["axis"]
     ),
+    "stack": _stack,
     "square": lambda g, e, x: _emit(g, "Mul", x, x),
     "transpose": lambda g, e, x: _emit(g, "Transpose", x, perm=e.params["permutation"]),
 }
