@@ -100,8 +100,11 @@ def test_every_stored_window_is_drawn():
 
 def test_windows_are_drawn_uniformly():
     draw, state, _ = filled(4, 256, 1024, 1, [3, 3])  # the ring has wrapped in the middle
-    times = np.concatenate([batch.obs[0, :, 0] for batch, _ in draw(state, jax.random.key(0))])
+    times, envs = np.concatenate([batch.obs[0] for batch, _ in draw(state, jax.random.key(0))]).T
     np.testing.assert_allclose(np.bincount(times)[3:] / len(times), 0.25, atol=0.03)
+    # The environment in a shard of 32 does not depend on the step: each pair is expected 24 times.
+    pairs = np.bincount((times - 3) * 32 + envs % 32, minlength=128)
+    assert len(pairs) == 128 and pairs.min() > 5 and pairs.max() < 50
 
 
 def test_updates_of_one_tick_get_different_batches():

@@ -22,13 +22,15 @@ PROGRESS = {"ticks": 3, "env_steps": 12, "wall_s": 0.5}
 
 
 def state(value: float = 1.0) -> TrainState:
-    """One leaf of every kind that a train state has."""
+    """One leaf of every kind that a train state has; each depends on ``value``, 0 or 1."""
+    one = int(value)
     private = {
-        "sample": {"flags": jnp.array([True, False]), "none": jnp.zeros((0, 3)), "scalar": jnp.float32(value)},
-        "experience": {"ring": jnp.arange(200_000, dtype=jnp.uint8), "steps": jnp.int32(7)},
-        "learn": (jnp.full((30, 7), value), jax.random.key(5)),
+        "sample": {"flags": jnp.array([one > 0, False]), "none": jnp.zeros((0, 3)), "scalar": jnp.float32(value)},
+        "experience": {"ring": jnp.arange(one, one + 200_000).astype(jnp.uint8), "steps": jnp.int32(6 + one)},
+        "learn": (jnp.full((30, 7), value), jax.random.key(4 + one)),
     }
-    return TrainState(private, {"actor": jnp.ones(4)}, {"rate": jnp.float32(1e-3)}, jnp.int32(3), jax.random.key(9))
+    rates = {"rate": jnp.float32(1e-3 * value)}
+    return TrainState(private, {"actor": jnp.full(4, value)}, rates, jnp.int32(2 + one), jax.random.key(8 + one))
 
 
 def save(folder: Path, steps: int = 12, value: float = 1.0, score: float | None = None) -> Path:
@@ -55,7 +57,8 @@ def test_what_is_read_is_what_was_written(saved):
     restored = files.restore(state(0.0), description, files.read_arrays(description))
     assert same(restored, state())
     assert jnp.issubdtype(restored.key.dtype, jax.dtypes.prng_key)
-    assert restored.hyper == state().hyper  # hyper-parameters are configuration, not state
+    own_rate = files.restore(state(0.0), description, files.read_arrays(description), ["rate"])
+    assert own_rate.hyper == state(0.0).hyper and same(own_rate._replace(hyper=state().hyper), state())
 
 
 def test_the_size_that_is_announced_is_the_size_on_disk(saved):
@@ -90,8 +93,19 @@ def test_a_flipped_bit_in_an_array_is_found(saved, tmp_path, part):
     damaged = bytearray(largest.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     largest.write_bytes(damaged)
-    with pytest.raises(files.CheckpointError, match=r"12 is damaged \(.*\): there is no other checkpoint of this run"):
+    # By our digest, before other packages read the file.
+    damage = r"12 is damaged \(.* has changed\): there is no other checkpoint of this run"
+    with pytest.raises(files.CheckpointError, match=damage):
         files.read_arrays(files.read_description(copy))
+
+
+def test_a_changed_description_is_found(saved, tmp_path):
+    copy = Path(shutil.copytree(saved, tmp_path / "12"))
+    stored = json.loads((copy / "description.json").read_text())
+    stored["content"]["progress"]["ticks"] += 1
+    (copy / "description.json").write_text(json.dumps(stored))
+    with pytest.raises(files.CheckpointError, match=r"description.json has changed"):
+        files.read_description(copy)
 
 
 @pytest.mark.parametrize("name", ["description.json", "state"])

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import replay_walks
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.learning.algorithm import ReplayBatch, init_params
+from jaxrl_fast.learning.algorithm import Learned, ReplayBatch, init_params
 from jaxrl_fast.learning.critics import with_levels
-from jaxrl_fast.learning.run_graph import bind, build_graph
+from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.networks.noisy import NOISE
 from jaxrl_fast.numerics.normalization import normalize
 from jaxrl_fast.policy.exporting import export_policy
-from jaxrl_fast.runtime import graph as graphs
 
 RNG = np.random.default_rng(11)
 B, N, GAMMA = 6, 3, 0.9
@@ -72,7 +72,7 @@ def test_without_a_spread_nothing_is_stored_and_one_environment_has_epsilon():
 def softmax_policy(q, mask, temperature):
     """Compute the log-probabilities of one state, -inf where an action is forbidden."""
     allowed = q[mask] / temperature
-    log_policy = np.full(N, -np.inf)
+    log_policy = np.full(len(q), -np.inf)
     log_policy[mask] = allowed - allowed.max() - np.log(np.sum(np.exp(allowed - allowed.max())))
     return log_policy
 
@@ -81,7 +81,7 @@ def munchausen_target(q_now, now_mask, action, reward, bootstrap, following, mas
     """Compute equation 2 of arXiv 2007.14430 for one step, with the clip of its section 4; quantiles `[N, width]`."""
     added = alpha * np.clip(tau * softmax_policy(q_now, now_mask, tau)[action], -1.0, 0.0)
     log_policy = softmax_policy(following.mean(-1), mask, tau)
-    soft = sum(np.exp(log_policy[a]) * (following[a] - tau * log_policy[a]) for a in range(N) if mask[a])
+    soft = sum(np.exp(log_policy[a]) * (following[a] - tau * log_policy[a]) for a in np.flatnonzero(mask))
     return reward + added + bootstrap * soft
 
 
@@ -126,31 +126,69 @@ def test_a_munchausen_update_equals_numpy(kind: str, width: int):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-IMPLICIT = dict(value_head="implicit", num_atoms=4, munchausen=0.9, dueling=True, burn_in=3)
+ACTIONS = 5
+MANY = {"action_mask": jax.ShapeDtypeStruct((ACTIONS,), jnp.bool_), "x": tiny.OBS}
+WIDE = SPEC._replace(obs=MANY, action=jf.Discrete(ACTIONS))
+MEMORY = dict(recurrent_size=3, memory="mingru", sequence_length=2)
 
 
 @pytest.mark.parametrize(
-    "options", [dict(munchausen=0.9, burn_in=3), IMPLICIT, dict(munchausen=0.9, noisy=True, burn_in=0)]
+    "options",
+    [
+        dict(double=False, n_step=3),
+        dict(double=True, n_step=3),
+        dict(**MEMORY, double=True, n_step=2, burn_in=2),
+        dict(**MEMORY, munchausen=0.9, munchausen_temperature=0.3, burn_in=3),
+        dict(**MEMORY, munchausen=0.9, munchausen_temperature=0.3, burn_in=0, noisy=True),
+    ],
 )
-def test_targets_with_memory_and_masks_have_the_steps_of_the_loss(options):
-    """A window also has the masks of the burn-in, which the loss leaves out. Only shapes are computed."""
-    env = tiny.line(discrete=True)
+def test_targets_with_masks_equal_a_walk_through_the_window(options):
+    """In every observation, the best action by each of the networks is forbidden; masks of no two steps need be equal.
 
-    def masked(obs):
-        return {"x": obs, "action_mask": jnp.ones((*obs.shape[:-1], 2), bool)}
+    A window also has the masks of the burn-in, which the loss leaves out.
+    """
+    agent, hyper, key = small_dqn(**options).build(WIDE, 4), small_dqn().hyper, jax.random.key(0)
+    part, data, net = agent.parts["critic"], agent.data, agent.parts["critic"].networks["q"]
+    data = data if net.recurrent else data._replace(sequence_length=1, burn_in=0)  # as `bind` sets them
+    online, target = (replay_walks.drawn_params(RNG, part)["q"] for _ in range(2))
+    sampled = replay_walks.draw(RNG, data, {"critic": net} if net.recurrent else {}, ACTIONS, B)
+    q_now, q_next = replay_walks.walk(net, net.draw_noise(online, key, "online"), sampled, "critic")
+    slow_now, slow_next = replay_walks.walk(net, net.draw_noise(target, key, "target"), sampled, "critic")
+    sampled = replay_walks.forbid(sampled, (q_now, slow_now), (q_next, slow_next))
+    batch = replay_walks.batch_of(sampled, data, GAMMA, memory=net.recurrent)
+    found = jax.jit(part.gradients)(Learned({"q": online}, {"q": target}), {}, batch, key, hyper)
 
-    def reset(key):
-        state, obs = env.reset(key)
-        return state, masked(obs)
+    steps = jax.tree.map(lambda x: x[0], sampled.steps)
+    errors = []
+    for b in range(B):
+        for begin in replay_walks.starts(data):
+            window = slice(begin, begin + data.n_step)
+            ends = steps.terminated[b, window], steps.truncated[b, window]
+            total, bootstrap, last = references.n_step(steps.reward[b, window], *ends, GAMMA)
+            at, action = begin + last, steps.action[b, begin]
+            masks = steps.obs["action_mask"][b, begin], steps.next_obs["action_mask"][b, at]
+            if "munchausen" in options:
+                now, following = slow_now[begin, b], slow_next[at, b][:, None]
+                given = action, total, bootstrap, following, masks[1], 0.9, 0.3
+                wanted = munchausen_target(now, masks[0], *given)[0]
+            else:
+                chooser = q_next if options["double"] else slow_next
+                best = np.where(masks[1], chooser[at, b], -np.inf).argmax()
+                wanted = total + bootstrap * slow_next[at, b, best]
+            errors.append(huber(q_now[begin, b, action] - wanted))
+    np.testing.assert_allclose(found.metrics["q_loss"], np.mean(errors), rtol=1e-4)
 
-    def step(*given):
-        state, timestep = env.step(*given)
-        return state, timestep._replace(obs=masked(timestep.obs), next_obs=masked(timestep.next_obs))
 
-    spec = env.spec._replace(obs={"x": tiny.OBS, "action_mask": jax.ShapeDtypeStruct((2,), jnp.bool_)})
-    algorithm = small_dqn(recurrent_size=3, sequence_length=2, epsilon=0.1, **options)
-    graph, _ = build_graph(env._replace(spec=spec, reset=reset, step=step), algorithm)
-    jax.eval_shape(lambda key: graphs.tick(graph, graphs.init(graph, key, algorithm.hyper)), jax.random.key(0))
+def test_random_levels_go_with_a_memory_and_masks():
+    """Only shapes are computed: levels are drawn for all steps at once, so that no walk has the same."""
+    options = dict(**MEMORY, value_head="implicit", num_atoms=4, munchausen=0.9, dueling=True, burn_in=3)
+    agent = small_dqn(**options).build(WIDE, 4)
+    part, data = agent.parts["critic"], agent.data
+    sampled = replay_walks.draw(RNG, data, {"critic": part.networks["q"]}, ACTIONS, B)
+    batch = replay_walks.batch_of(sampled, data, GAMMA, memory=True)
+    params = jax.eval_shape(lambda: init_params(part, jax.random.key(0)))
+    found = jax.eval_shape(part.gradients, Learned(params, params), {}, batch, jax.random.key(0), small_dqn().hyper)
+    assert jax.tree.map(jnp.shape, found.grads) == jax.tree.map(jnp.shape, params)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from jaxrl_fast.core import UNKNOWN_PRODUCTS, Batches
 from jaxrl_fast.learning.algorithm import GradientResult, Learned, Part
 from jaxrl_fast.learning.minibatches import Experience, take_batch
 from jaxrl_fast.learning.run_graph import GraphOptions, build_graph, build_learners
+from jaxrl_fast.learning.updates import Learning, Trainer, Updated, run_updates
 from jaxrl_fast.networks.network import scalar
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime.graph import check_graph
@@ -275,3 +276,28 @@ def test_gradients_that_are_not_finite_are_dropped_by_the_server_and_counted(ave
 def test_learners_that_cannot_share_the_batches_are_refused(learners, instead):
     with pytest.raises(ValueError, match=f"learners={learners} cannot share .* write learners={instead}"):
         build_graph(tiny.line(discrete=True), small_ppo(), GraphOptions(learners=learners))
+
+
+def test_every_part_has_another_key_in_every_update():
+    def update(state, peers, batch, key, hyper, updates):
+        return Updated(state, {"drawn": jax.random.bits(key) >> 8}, ())  # 24 bits, which float32 holds
+
+    same = lambda state: state  # noqa: E731
+    trainers = dict.fromkeys("ab", Trainer(same, same, same, same, update))
+    experience = SimpleNamespace(take=lambda data, index: (), prioritized_by=None)
+    agent = SimpleNamespace(experience=experience, parts=dict.fromkeys("ab", SimpleNamespace(every=1)))
+    states, batches = dict.fromkeys("ab", jnp.zeros(())), Batches((), jnp.zeros((5, 1, 1), jnp.int32))
+    _, metrics, _ = run_updates(Learning(agent), trainers, states, {}, batches, KEY, None, jnp.int32(0))
+    assert len({int(number) for drawn in metrics.values() for number in drawn}) == len(metrics) * 5 == 10
+
+
+@pytest.mark.parametrize("average", ["gradients", "parameters"])
+def test_learners_have_different_keys(average: str):
+    def gradients(own, peers, batch, key, hyper):
+        drawn = jax.random.uniform(key)
+        return GradientResult({"x": jnp.zeros(())}, {"loss": drawn, "square": drawn**2})
+
+    part = quadratic("critic")._replace(reads=(), gradients=gradients)
+    _, metrics = learn_toy(1, Toy({"critic": part}, 1), learners=2, average=average)
+    mean, square = (metrics[name] for what in ("loss", "square") for name in metrics if name.endswith(f"/{what}"))
+    assert square - mean**2 > 1e-6

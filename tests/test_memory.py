@@ -14,13 +14,15 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_batches import drawn_batch, drawn_learned, redrawn
 
 import jaxrl_fast as jf
 from jaxrl_fast.core import Extras, Transition
-from jaxrl_fast.learning.algorithm import after_steps
+from jaxrl_fast.learning.algorithm import Learned, Replay, ReplayBatch, after_steps, over_replay
 from jaxrl_fast.learning.minibatches import over_sequences
 from jaxrl_fast.learning.replay import Window, ring_buffer
 from jaxrl_fast.learning.run_graph import bind, rollout_shapes
+from jaxrl_fast.learning.updates import PartState, update
 from jaxrl_fast.networks.memories import _by_halves, _by_steps, complex_product
 from jaxrl_fast.networks.network import ensemble, make_network
 from jaxrl_fast.policy.exporting import export_policy
@@ -233,28 +235,102 @@ def test_the_memory_of_an_lru_lasts_as_long_as_asked():
 
 ON_POLICY = dict(rollout_length=8, num_minibatches=2)
 REPLAY = dict(batch_size=8, buffer_size=128, warmup_steps=32, updates_per_tick=2, rollout_length=8, sequence_length=4)
+MEMORY = dict(memory="mingru", recurrent_size=4, activation="tanh")
+BOTH = dict(policy_hidden=(4,), critic_hidden=(4,), burn_in=0)
 SIZES: dict[str, dict] = {
-    "ppo": ON_POLICY,
-    "impala": ON_POLICY,
-    "pqn": ON_POLICY | {"epsilon": 0.1},
-    "dqn": REPLAY | {"epsilon": 0.1, "n_step": 2, "burn_in": 2},
-    "sac_discrete": REPLAY,
-    "sac": REPLAY,
-    "td3": REPLAY,
+    "ppo": ON_POLICY | MEMORY | dict(policy_hidden=(4,), value_hidden=(4,)),
+    "impala": ON_POLICY | MEMORY | dict(hidden=(4,)),
+    "pqn": ON_POLICY | MEMORY | dict(epsilon=0.1, q_hidden=(4,)),
+    "dqn": REPLAY | MEMORY | dict(epsilon=0.1, n_step=2, burn_in=2, q_hidden=(4,)),
+    "sac_discrete": REPLAY | MEMORY | BOTH,
+    "sac": REPLAY | MEMORY | BOTH | dict(num_critics=1),
+    "td3": REPLAY | MEMORY | BOTH | dict(policy_delay=1, num_critics=1),
 }
 
 
+def memory_of(params: Any) -> list[np.ndarray]:
+    """Return the params of the memory of a network, or of each network of an ensemble."""
+    params = params if isinstance(params, tuple) else (params,)
+    return jax.tree.leaves([{name: own for name, own in one["params"].items() if name != "head"} for one in params])
+
+
 @pytest.mark.parametrize("algo", SIZES)
-@pytest.mark.parametrize("kind", ["lstm", "mingru", "gtrxl-3x1"])
-def test_every_algorithm_learns_with_every_memory(algo: str, kind: str):
-    algorithm = getattr(jf, algo)(memory=kind, recurrent_size=8, **SIZES[algo])
-    init, step = jf.make_train_step(tiny.line(discrete=algo not in ("sac", "td3")), algorithm)
-    state, tick = jax.jit(init)(jax.random.key(0)), jax.jit(step)
-    for _ in range(3):
-        state, metrics = tick(state)
-    norms = {name: value for name, value in metrics.items() if "grad_norm" in name}
-    assert norms and all(np.isfinite(x) for x in jax.tree.leaves(metrics))
-    assert all(value > 0.0 for value in norms.values())
+def test_every_algorithm_acts_and_learns_by_its_memory(algo: str):
+    """A stored memory changes losses and actions, but not where an episode begins; an update changes its params.
+
+    One kind of memory is enough here: algorithms call all kinds by the functions that the tests above compare.
+    """
+    algorithm, env = getattr(jf, algo)(**SIZES[algo]), tiny.line(discrete=algo not in ("sac", "td3"))
+    agent, hyper, rng = bind(algorithm, env.spec, env.num_envs), algorithm.hyper, np.random.default_rng(1)
+    learned = drawn_learned(rng, agent.parts)
+
+    def step(learned: dict[str, Learned], batch: Any) -> Any:
+        after, metrics = {}, {}
+        for name, part in agent.parts.items():
+            moments = {n: part.optimizers[n](hyper).init(own) for n, own in learned[name].params.items()}
+            state, metrics[name], _ = update(part, PartState(learned[name], moments), learned, batch, KEY, hyper)
+            after[name] = state.learned.params
+        return after, metrics
+
+    def begins(batch: Any, other: Any) -> tuple[Any, Any]:
+        first = np.array(batch.first)
+        first[0] = True
+        return batch._replace(first=first), other._replace(first=first)
+
+    one, step = drawn_batch(rng, env, agent), jax.jit(step)
+    other = one._replace(memory=redrawn(rng, one.memory, 3.0))
+    (after, remembered), (_, differently) = step(learned, one), step(learned, other)
+    forgotten = [step(learned, batch)[1] for batch in begins(one, other)]
+    for name, part in agent.parts.items():
+        assert remembered[name]["grad_norm"] != differently[name]["grad_norm"]
+        assert forgotten[0][name]["grad_norm"] == forgotten[1][name]["grad_norm"]
+        for network in set(part.networks) - {"temperature"}:
+            both = (memory_of(params[network]) for params in (learned[name].params, after[name]))
+            pairs = list(zip(*both, strict=True))
+            assert pairs and all(np.abs(before - now).max() > 1e-6 for before, now in pairs)
+
+    size, greedy = 64, jax.jit(agent.acting.greedy)
+    obs, no = redrawn(rng, np.zeros((size, 2))), np.zeros(size, bool)
+    carries = [redrawn(rng, agent.acting.greedy_carry(size), 10.0) for _ in "ab"]
+    acted = [
+        [greedy(agent.acting.greedy_weights(learned), carry, obs, first, KEY)[0] for carry in carries]
+        for first in (no, ~no)
+    ]
+    assert not np.array_equal(*acted[0]) and np.array_equal(*acted[1])
+
+
+def test_no_gradient_reaches_the_burn_in():
+    net, rng = make_network(SPEC, 2, hidden=(), memory="mingru", recurrent_size=3), np.random.default_rng(1)
+    data = Replay(capacity=64, batch_size=BATCH, num_batches=1, warmup_steps=0, sequence_length=2, burn_in=3)
+    params = redrawn(rng, jax.eval_shape(net.init, KEY))
+    obs, reward = redrawn(rng, np.zeros((5, BATCH, 4))), np.zeros((2, BATCH))
+    memory = {"critic": redrawn(rng, jax.tree.map(lambda x: x[None], net.initial_memory(BATCH)))}
+    batch = ReplayBatch(obs, (), reward, (), (), {}, first=np.zeros((5, BATCH), bool), memory=memory)
+
+    def total(obs):
+        return jnp.sum(over_replay(data, net, params, batch._replace(obs=obs), "critic"))
+
+    slopes = np.abs(jax.jit(jax.grad(total))(obs)).max(axis=(1, 2))
+    np.testing.assert_array_equal(slopes > 0.0, [False, False, False, True, True])
+
+
+def test_acting_stores_the_memory_before_a_step_and_carries_the_one_after():
+    algorithm, env, rng = jf.pqn(**SIZES["pqn"]), tiny.line(discrete=True), np.random.default_rng(1)
+    agent = bind(algorithm, env.spec, env.num_envs)
+    learned = drawn_learned(rng, agent.parts)
+    obs, first, carry = redrawn(rng, np.zeros((4, 2))), np.arange(4) == 1, redrawn(rng, agent.acting.initial_carry(4))
+    weights, net = agent.acting.greedy_weights(learned), agent.parts["critic"].networks["q"]
+
+    def all_of(carry):
+        _, explored, extras = agent.acting.explore(learned, carry, obs, first, KEY, algorithm.hyper)
+        _, greedy = agent.acting.greedy(weights, carry, obs, first, KEY)
+        wanted = net.apply(learned["critic"].params["q"], carry.memory["critic"], obs[None], first[None])[1]
+        return explored.memory, greedy.memory, extras.memory, wanted
+
+    explored, greedy, stored, wanted = jax.jit(all_of)(carry)
+    close(stored, carry.memory)
+    for after in (explored, greedy):
+        close(after["critic"], jax.tree.map(lambda x: x[0], wanted))
 
 
 @pytest.mark.parametrize(

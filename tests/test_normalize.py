@@ -4,9 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxrl_fast as jf
+from jaxrl_fast.core import Transition
+from jaxrl_fast.learning.run_graph import bind, statistics_fragment
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, update_stats, with_variances
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -14,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 DATA = np.random.default_rng(0).normal([100.0, -2.0, 0.0], [5.0, 0.5, 30.0], (24, 3)).astype(np.float32)
 
 UPDATE = jax.jit(update_stats, static_argnums=2)
+ROLLOUTS = dict(rollout_length=4, num_minibatches=1)
 
 
 def after(*batches: np.ndarray, shape: tuple[int, ...] = (3,)):
@@ -113,3 +118,35 @@ def test_stored_sums_of_squares_are_read_as_variances(separator, seeds):
     np.testing.assert_array_equal(new[f"obs{separator}variance{separator}a"], np.full((*seeds, 3), 4.0))
     np.testing.assert_array_equal(new[f"obs{separator}variance{separator}b"], np.full(seeds, 2.0))
     assert all(np.array_equal(value, new[name]) for name, value in with_variances(new).items())
+
+
+def test_a_rollout_is_merged_with_its_observations_and_returns_that_end_with_their_episodes():
+    env = tiny.line(discrete=True, num_envs=2)
+    agent = bind(jf.ppo(discount=0.5, reward_scale=2.0, normalize_rewards=True, **ROLLOUTS), env.spec, env.num_envs)
+    fragment, rng, totals, returns, seen = (
+        statistics_fragment(env, agent),
+        np.random.default_rng(0),
+        np.zeros(2),
+        [],
+        [],
+    )
+    private, step = fragment.init(jax.random.key(0)), jax.jit(fragment.step)
+    for _ in range(2):  # the second continues the episodes of the first
+        obs, next_obs = rng.normal(size=(2, 4, 2, 2)).astype(np.float32)
+        reward, (terminated, truncated) = rng.normal(size=(4, 2)).astype(np.float32), np.zeros((2, 4, 2), bool)
+        terminated[1, 0] = truncated[2, 1] = True
+        rollout = Transition(obs, (), reward, next_obs, terminated, truncated, (), ())
+        private, _, _ = step(private, {"rollout": rollout}, agent.hyper, jax.random.key(0))
+        seen.append(obs)
+        for t in range(4):
+            totals = 0.5 * totals + 2.0 * np.float64(reward[t])
+            returns.append(totals)
+            totals = np.where(terminated[t] | truncated[t], 0.0, totals)
+    for stats, data in (
+        (private.statistics.obs, np.concatenate(seen)),
+        (private.statistics.returns, np.stack(returns)),
+    ):
+        axes = tuple(range(data.ndim - np.ndim(stats.mean)))
+        np.testing.assert_allclose(stats.mean, data.mean(axes), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(stats.variance, data.var(axes), rtol=1e-4)
+    np.testing.assert_allclose(private.discounted, totals, rtol=1e-5)

@@ -234,6 +234,13 @@ def test_recorded_windows_are_consecutive_and_end_with_their_episode(lengths: li
         np.testing.assert_array_equal(following, np.nan if done[at] else whole.action[at + 1])
 
 
+def test_the_action_after_the_last_step_of_an_episode_is_missing() -> None:
+    recorded = recorded_of([3, 1, 2], online=False)
+    following = np.append(recorded.steps.action[1:, 0], np.nan)
+    following[[2, 3, 5]] = np.nan
+    np.testing.assert_array_equal(recorded.steps.extras.decision[NEXT_ACTION][:, 0], following)
+
+
 def test_half_of_each_batch_is_recorded_once_the_run_has_sampled_steps() -> None:
     window = Window()
     buffer = ring_buffer(capacity=64, num_envs=2, batch_size=8, window=window)

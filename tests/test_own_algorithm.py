@@ -7,18 +7,22 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 import yaml
 from many_commands import Commands, refused
+from random_batches import drawn_batch, drawn_learned
 
 import jaxrl_fast as jf
 from jaxrl_fast import train
 from jaxrl_fast.commands.run_config import compose, flat_settings, make_algorithm
 from jaxrl_fast.learning.algorithm import Learned, init_params
+from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import statistics_of
 from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.settings.schema import ConfigError
@@ -209,9 +213,9 @@ def test_a_resumed_run_reads_its_best_policy(run: Path, commands: Commands):
 
 def test_a_command_in_another_folder_finds_the_module_there(run: Path, tmp_path_factory: pytest.TempPathFactory):
     words = [sys.executable, "-m", "jaxrl_fast.evaluate", str(run), "algo.make=my_algos.awr", "episodes=2"]
-    here = subprocess.run(words, cwd=run.parent, capture_output=True, text=True, timeout=300)
+    here = subprocess.run(words, cwd=run.parent, capture_output=True, text=True, timeout=900)
     assert here.returncode == 0, here.stderr
-    elsewhere = subprocess.run(words, cwd=tmp_path_factory.mktemp("other"), capture_output=True, text=True, timeout=300)
+    elsewhere = subprocess.run(words, cwd=tmp_path_factory.mktemp("other"), capture_output=True, text=True, timeout=900)
     assert elsewhere.returncode == 2 and "run from the folder that holds it" in elsewhere.stderr
 
 
@@ -384,16 +388,51 @@ def test_batch_norms_of_agents_learn(nets: Path):
         assert all(np.abs(a - b).max() > 0.0 for a, b in zip(*map(jax.tree.leaves, (before, now)), strict=True))
 
 
+ACTOR_CRITIC = dict(policy_hidden=(4,), critic_hidden=(4,))
+NARROW: dict[str, dict] = {
+    "ppo": ON_POLICY | dict(policy_hidden=(4,), value_hidden=(4,)),
+    "impala": ON_POLICY | dict(hidden=(4,)),
+    "pqn": ON_POLICY | dict(q_hidden=(4,)),
+    "dqn": REPLAY | dict(q_hidden=(4,)),
+    "sac_discrete": REPLAY | ACTOR_CRITIC,
+    **dict.fromkeys(("sac", "td3"), REPLAY | ACTOR_CRITIC | dict(num_critics=1)),
+}
+
+
+def torsos_of(params: Any) -> list[Any]:
+    """Return the params of a network's torso, or of the torso of each network of an ensemble."""
+    return [one["params"]["torso"] for one in (params if isinstance(params, tuple) else (params,))]
+
+
 @pytest.mark.parametrize("algo", MAKERS)
-@pytest.mark.parametrize("network", ["simba", "my_nets.attend"])
-def test_every_algorithm_takes_another_torso(nets: Path, algo: str, network: str):
-    env = jf.make_env(MAKERS[algo], num_envs=4)
-    factory = getattr(jf, algo)
-    plain, other = (factory(network=name).build(env.spec, 4) for name in ("mlp", network))
-    names = [str(jax.tree.map(lambda x: 0, init_params(part, jax.random.key(0)))) for part in other.parts.values()]
-    wanted = "MultiHeadDotProductAttention" if "attend" in network else "LayerNorm"
-    heads = [name for name in names if "{}" not in name and "temperature" not in name]
-    assert all(wanted in name for name in heads) and set(plain.parts) == set(other.parts)
+def test_every_network_of_every_algorithm_learns_its_torso(nets: Path, algo: str):
+    """Each has the params of the given module, and the loss has a slope along every weight of them.
+
+    Gradients are enough: that optimizers step along all of them is compared in the tests of each algorithm. So is one
+    module: all networks are made by `make_network`, to which the name of any torso is passed.
+    """
+    from my_nets import attend
+
+    env, rng = tiny.line(discrete=MAKERS[algo] == "cartpole"), np.random.default_rng(1)
+    agent = bind(getattr(jf, algo)(network=attend, **NARROW[algo]), env.spec, env.num_envs)
+    learned, batch = drawn_learned(rng, agent.parts), drawn_batch(rng, env, agent)
+    key, x = jax.random.key(0), jnp.zeros((1, 2))
+    wanted = jax.tree.map(jnp.shape, jax.eval_shape(lambda: attend((4,), jnp.tanh).init(key, x))["params"])
+    found = jax.jit(lambda: {n: p.gradients(learned[n], learned, batch, key, agent.hyper).grads for n, p in parts})
+    parts = list(agent.parts.items())
+    for name, grads in found().items():
+        for network in set(agent.parts[name].networks) - {"temperature"}:
+            for torso in torsos_of(grads[network]):
+                assert jax.tree.map(jnp.shape, torso) == wanted
+                kernels = [leaf for path, leaf in jax.tree.leaves_with_path(torso) if path[-1].key == "kernel"]
+                assert all(np.abs(kernel).max() > 0.0 for kernel in kernels), (name, network)
+
+
+def test_a_torso_by_name_replaces_the_default(nets: Path):
+    for name, module in {"simba": "LayerNorm_0", "my_nets.attend": "MultiHeadDotProductAttention_0"}.items():
+        part = jf.dqn(network=name, q_hidden=(4,)).build(tiny.line(discrete=True).spec, 4).parts["critic"]
+        (torso,) = torsos_of(jax.eval_shape(lambda part=part: init_params(part, jax.random.key(0)))["q"])
+        assert module in torso
 
 
 def test_a_network_of_ones_own_goes_through_every_command(nets: Path, commands: Commands):

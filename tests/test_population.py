@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
@@ -22,6 +23,7 @@ from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import Steps, as_rate, plain
 from jaxrl_fast.population import slots as places
 from jaxrl_fast.population.asking import make_sampler
+from jaxrl_fast.population.member_groups import SCORED_EPISODES, scores_of
 from jaxrl_fast.population.planning import SearchOptions, at_once_of, check_options
 from jaxrl_fast.population.population_run import FOLDER, train_population
 from jaxrl_fast.population.record import ancestry, schedules_of
@@ -29,6 +31,7 @@ from jaxrl_fast.population.rules import Copy, Exchange, Halving, exchange, promo
 from jaxrl_fast.population.search_space import Draw, SearchSpace, TrialOutcome, make_space, random_shares, value_of
 from jaxrl_fast.population.sweep_words import read_sweep
 from jaxrl_fast.population.trials import Book
+from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, EvalOptions, Key
 from jaxrl_fast.sweep import settings_of_best
 from jaxrl_fast.training.job import Job, JobOptions, make_job
@@ -96,6 +99,13 @@ def test_a_member_equals_a_run_alone(algo):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def test_a_member_has_the_key_of_a_run_with_its_seed():
+    alone = job("ppo", 1)
+    for seed in (0, 3):
+        (key,) = make_job(alone.env, alone.algorithm, alone.options._replace(seed=seed), {}).keys
+        np.testing.assert_array_equal(jax.random.key_data(places.member_key(seed)), jax.random.key_data(key))
+
+
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_a_member_that_begins_late_or_waits_computes_the_same(algo):
     slots, ready, state = begun(algo, [0, 1, 2, 3], list(RATES), True)
@@ -140,6 +150,21 @@ def test_a_copy_takes_parameters_and_moments_but_no_key_environment_or_rate(algo
     ready.run(after)
 
 
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_copy_leaves_keys_environments_rates_and_on_request_replay(replay: bool):
+    made = job("sac", 1)
+    shapes = jax.eval_shape(lambda: graphs.init(made.graph, jax.random.key(0), made.algorithm.hyper))
+    marks = places.named_marks(places.copied(made.graph, shapes, replay=replay))
+    expected = {"private.learn.": True, "channels.actor.": True, "private.sample.": False}
+    expected |= {"key": False, "tick": False, "hyper.": False, "private.experience.": replay}
+    for beginning, wanted in expected.items():
+        own = {name: mark for name, mark in marks.items() if name.startswith(beginning)}
+        assert own and set(own.values()) == {wanted}, (beginning, own)
+    state, marked = {"a": jnp.arange(4), "b": jnp.arange(4)}, {"a": True, "b": False}
+    after = places.adopt(state, marked, [0, 3], [2, 1])
+    assert (after["a"].tolist(), after["b"].tolist()) == ([2, 1, 2, 1], [0, 1, 2, 3])
+
+
 def test_members_divided_over_devices_compute_the_same_and_an_exchange_moves_only_the_copied():
     slots, ready, state = begun("ppo", [0, 1, 2, 3], list(RATES), False, 2)
     one, alone, other = begun("ppo", [0, 1, 2, 3], list(RATES), False)
@@ -178,11 +203,16 @@ def test_a_trials_point_does_not_depend_on_the_number_of_trials_and_a_grid_is_co
     assert random_shares(SPACE, 3, 5) == random_shares(SPACE, 3, 5) != random_shares(SPACE, 4, 5)
 
 
-@given(st.dictionaries(st.integers(0, 40), st.floats(-100, 100), max_size=40), st.integers(2, 4))
+SCORES = st.one_of(st.floats(-100, 100), st.just(-math.inf))
+
+
+@given(st.dictionaries(st.integers(0, 40), SCORES, max_size=40), st.integers(2, 4))
+@example({0: 1.0, 1: -math.inf, 2: -math.inf, 3: -math.inf}, 2)
 def test_one_in_so_many_goes_on_and_never_a_worse_one(scores, keep):
     rule = Halving(keep, (1, keep, keep * keep))
     chosen = promoted(rule, scores, (), complete=False)
-    assert len(chosen) == len(scores) // keep
+    assert len(chosen) == min(len(scores) // keep, sum(score > -math.inf for score in scores.values()))
+    assert all(scores[n] > -math.inf for n in chosen)
     left = [scores[n] for n in scores if n not in chosen]
     assert not chosen or not left or min(scores[n] for n in chosen) >= max(left)
     assert promoted(rule, scores, chosen, complete=False) == []
@@ -213,7 +243,11 @@ def test_an_exchange_replaces_the_worst_by_the_best_within_the_range(scores, see
             inside = draw.values[0] < new[key] * 0.999 and new[key] * 1.001 < draw.values[1]
             assert not inside or min(abs(ratio - 0.8), abs(ratio - 1.2)) < 1e-6
     if alive and len(set(scores)) > 1:
-        assert {i for i, s in by_number.items() if s == -math.inf} <= {one.target for one in copies}
+        quarter, order = max(1, len(scores) // 4), sorted(by_number, key=lambda number: -scores[number])
+        best = [number for number in order if scores[number] > -math.inf][:quarter]
+        worst = {number for number in order[-quarter:] if scores[number] < scores[best[-1]]}
+        assert {one.source for one in copies} <= set(best)
+        assert {one.target for one in copies} == worst | {i for i, s in by_number.items() if s == -math.inf}
 
 
 def search(tmp: Path | None = None, **options: Any) -> Any:
@@ -431,6 +465,26 @@ def test_members_without_an_ended_episode_are_neither_replaced_nor_copied():
     trial.add([3.0, None], 1.0)
     trial.add([None, 5.0], 1.0)
     assert trial.score_at(1) == 3.0 and trial.score == 4.0 and trial.status == "training"
+    trial.since = 2  # it becomes a copy
+    assert trial.score is None
+    trial.add([None, 7.0], 1.0)
+    assert trial.score == 7.0
+
+
+def test_a_score_is_of_the_last_episodes():
+    rng, ticks = np.random.default_rng(0), 12
+    episodes = rng.integers(0, 30, (5, ticks))
+    episodes[2], episodes[3] = 0, 1  # no episode, and fewer than a score takes
+    metrics = {"sample/episodes": episodes, "sample/episode_return_sum": rng.normal(size=(5, ticks)) * episodes}
+    metrics["sample/nonfinite_step"] = np.full((5, ticks), -1)
+    metrics["sample/nonfinite_step"][4, 3] = 7
+    for slot, score in enumerate(scores_of(metrics, "sample")):
+        count, total = 0, 0.0
+        for tick in reversed(range(ticks)):
+            if count < SCORED_EPISODES:
+                count += episodes[slot, tick]
+                total += metrics["sample/episode_return_sum"][slot, tick]
+        assert score == (-math.inf if slot == 4 else pytest.approx(total / count) if count else None)
 
 
 def test_a_population_whose_members_all_diverge_ends():

@@ -86,3 +86,28 @@ def test_the_first_step_that_is_not_finite_is_named():
     env = vectorize(Env(spec, reset, step), num_envs=2)
     metrics = jax.jit(lambda key: unroll(env, always_right, start(env, jnp.zeros(2, jnp.int32), key), key, 5)[2])
     assert metrics(jax.random.key(0))["nonfinite_step"] == 2
+
+
+def test_every_key_of_a_rollout_is_used_once():
+    """Starts, steps and actions of each environment draw numbers that are all different.
+
+    An action splits its key as a step does, so that a key that both get gives equal numbers.
+    """
+
+    def drawn(key):
+        return jax.random.bits(key, (1,), jnp.uint32).astype(jnp.int32)
+
+    def step(state, action, key):
+        no = jnp.zeros((), bool)
+        return state, Timestep(drawn(key), drawn(key), jnp.zeros(()), no, no)
+
+    def act(carry, obs, first, key):
+        return jnp.zeros(first.shape, jnp.int32), carry, {"drawn": jax.vmap(drawn)(jax.random.split(key, first.size))}
+
+    spec = EnvSpec("keys", jax.ShapeDtypeStruct((1,), jnp.int32), Discrete(2), max_episode_steps=2)
+    env = vectorize(Env(spec, lambda key, params: ((), drawn(key)), step), num_envs=3)
+    run = jax.jit(lambda one, other: unroll(env, act, start(env, (), one), other, 5)[1])
+    rollout = run(jax.random.key(0), jax.random.key(1))
+    starts = rollout.obs[rollout.first]
+    numbers = np.concatenate([np.ravel(x) for x in (starts, rollout.next_obs, rollout.extras["drawn"])])
+    assert len(starts) == 9 and len(set(numbers.tolist())) == len(numbers) == 9 + 15 + 15

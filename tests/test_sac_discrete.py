@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import replay_walks
 import tiny
 
 import jaxrl_fast as jf
 from jaxrl_fast.core import MultiDiscrete
 from jaxrl_fast.learning.acting import TEMPERATURES, temperature_optimizer
-from jaxrl_fast.learning.algorithm import ReplayBatch
+from jaxrl_fast.learning.algorithm import Learned, ReplayBatch
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.numerics import distributions
@@ -133,6 +134,55 @@ def test_a_forbidden_action_has_no_share_in_the_value():
         _, metrics, _ = step(states[name])
         assert all(np.isfinite(value) for value in metrics.values())
     assert metrics["entropy"] == 0.0
+
+
+ACTIONS = 4
+MANY = {"action_mask": jax.ShapeDtypeStruct((ACTIONS,), jnp.bool_), "x": tiny.OBS}
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_losses_with_masks_equal_a_walk_through_the_window(memory: bool):
+    """In every observation, the actions that critics and policy would take are forbidden; masks of two steps differ."""
+    options = dict(recurrent_size=3, memory="mingru", sequence_length=2, burn_in=2) if memory else {}
+    algorithm = small(n_step=2, **options)
+    agent, hyper = algorithm.build(SPEC._replace(obs=MANY, action=jf.Discrete(ACTIONS)), 4), algorithm.hyper
+    data = agent.data if memory else agent.data._replace(sequence_length=1, burn_in=0)  # as `bind` sets them
+    nets = {"critic": agent.parts["critic"].networks["q"], "actor": agent.parts["actor"].networks["policy"]}
+    online, slow, actor = (replay_walks.drawn_params(RNG, agent.parts[part]) for part in ("critic", "critic", "actor"))
+    sampled = replay_walks.draw(RNG, data, nets if memory else {}, ACTIONS, B)
+    q_now, _ = replay_walks.walk(nets["critic"], online["q"], sampled, "critic")
+    _, q_next = (x.mean(1) for x in replay_walks.walk(nets["critic"], slow["q"], sampled, "critic"))
+    logits = replay_walks.walk(nets["actor"], actor["policy"], sampled, "actor")
+    sampled = replay_walks.forbid(sampled, (q_now.mean(1), logits[0]), (q_next, logits[1]))
+    steps, temperature = jax.tree.map(lambda x: x[0], sampled.steps), np.exp(np.float64(actor["temperature"]))
+
+    def allowed_value(logits, q, mask):
+        log_prob = references.log_softmax(logits[mask])
+        return np.sum(np.exp(log_prob) * (q[mask] - temperature * log_prob))
+
+    critic_errors, values = [], []
+    for b in range(B):
+        for begin in replay_walks.starts(data):
+            window = slice(begin, begin + data.n_step)
+            ends = steps.terminated[b, window], steps.truncated[b, window]
+            total, bootstrap, last = references.n_step(steps.reward[b, window], *ends, GAMMA)
+            at = begin + last, b
+            following = allowed_value(logits[1][at], q_next[at], steps.next_obs["action_mask"][b, begin + last])
+            taken = q_now[begin, :, b, steps.action[b, begin]]
+            critic_errors.append(0.5 * np.sum((taken - total - bootstrap * following) ** 2))
+            mask = steps.obs["action_mask"][b, begin]
+            values.append(allowed_value(logits[0][begin, b], q_now.mean(1)[begin, b], mask))
+    batch = replay_walks.batch_of(sampled, data, GAMMA, memory=memory)
+    learned = {"critic": Learned(online, slow), "actor": Learned(actor)}
+
+    def metrics(learned, batch):
+        found = [part.gradients(learned[name], learned, batch, jax.random.key(0), hyper) for name, part in parts]
+        return found[0].metrics | found[1].metrics
+
+    parts = [(name, agent.parts[name]) for name in ("critic", "actor")]
+    got = jax.jit(metrics)(learned, batch)
+    np.testing.assert_allclose(got["critic_loss"], np.mean(critic_errors), rtol=1e-4)
+    np.testing.assert_allclose(got["policy_loss"], -np.mean(values), rtol=1e-4)
 
 
 def test_continuous_actions_are_refused():
