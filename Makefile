@@ -18,6 +18,9 @@
 #   make newest                                 the newest version of every dependency, and the tests with it
 #   make docs                                   the site, in build/site/html/index.html; a warning is an error
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
+#   make test TESTS=tests/test_losses.py        some tests; add COSTS=check or COSTS=record
+#   make costs                                  record what each test costs, which selects what make test runs
+#   make test-breaks                            break the package in 40 places: each must fail its test (half an hour)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 #   make test-part VENV=.venv-3.12 PYTHON=/path/to/python3.12   a part of the tests, with a second Python
 
@@ -28,6 +31,9 @@ ASSETS := jaxrl_fast/views/assets
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests
+COSTS ?=
+BREAK ?=
+TEXTS := tests/test_words.py tests/test_docs.py tests/test_packaging.py
 PARTS := third_party api graph chain placement explain hlo agents traffic_junction ppo sac dqn td3 pqn impala sac_discrete flash_sac prioritized learners between_chunks old_policies losses returns buffers networks \
 	distributions pool from_gymnasium cli config train custom_env signals checkpointing packaging ci
 SUITE_TESTS := tests/test_suites.py tests/test_envs_jaxmarl.py tests/test_envs_jumanji.py
@@ -64,7 +70,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-long test-part suites newest test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate newcomer gpu sweep sweep-all viewer-assets clean
+.PHONY: setup train test test-long test-part test-break test-breaks costs suites newest test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate newcomer gpu sweep sweep-all viewer-assets clean
 
 setup: $(STAMP)
 
@@ -79,11 +85,27 @@ $(STAMP): pyproject.toml requirements.lock
 train: $(STAMP)
 	@exec $(BIN)/python -m jaxrl_fast.train $(ARGS)
 
+# A file is tested by one worker, since its tests share what they prepare.
+PYTEST = $(BIN)/python -m pytest -p no:cacheprovider -q
+WORKER = $(if $(filter %.py,$(TESTS)),$(if $(word 2,$(TESTS)),-n $(WORKERS)),-n $(WORKERS))
+SPREAD = $(WORKER) --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
-	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal -m "not long" $(TESTS)
+	@exec $(PYTEST) $(SPREAD) -m "not long and not text" $(COSTS:%=--costs %) $(TESTS)
 
 test-long: $(STAMP)
-	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal -m long $(TESTS)
+	@exec $(PYTEST) -n $(WORKERS) --dist worksteal -m "long and not text" $(COSTS:%=--costs %) $(TESTS)
+
+# Run all tests and record what each costs, in tests/costs.json.
+costs: $(STAMP)
+	@exec $(PYTEST) $(SPREAD) --costs record $(TESTS)
+
+# One deliberate break of the package, chosen by the commit, must fail the test that is named for it.
+test-break: $(STAMP)
+	@exec $(BIN)/python experiments/laws/breaks.py $(or $(BREAK),--one $$(git rev-parse HEAD))
+
+test-breaks: $(STAMP)
+	@exec $(BIN)/python experiments/laws/breaks.py
 
 test-targets: $(STAMP)
 	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -rs -n $(WORKERS) tests/targets/check_programs.py
@@ -91,7 +113,7 @@ test-targets: $(STAMP)
 # Without the lock file and without our upper bounds.
 newest: $(STAMP)
 	$(BIN)/python experiments/startup/newest.py $(NEWEST)
-	@exec $(NEWEST)/bin/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal -m "not long" $(TESTS)
+	@exec $(NEWEST)/bin/python -m pytest -p no:cacheprovider -q $(SPREAD) -m "not long and not text" $(TESTS)
 
 newcomer: $(STAMP)
 	@exec $(BIN)/python experiments/startup/newcomer.py $(STEPS)
@@ -108,6 +130,7 @@ check: lint types test test-long
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@exec $(PYTEST) -m text $(TEXTS)
 
 types: $(STAMP)
 	$(BIN)/mypy

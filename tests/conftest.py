@@ -7,9 +7,6 @@ import ctypes
 import gc
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +14,12 @@ from types import ModuleType
 # Most programs of tests and commands run only for a moment. `make gpu` sets this otherwise.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
+import costs
 import jax
 import numpy as np
 import pytest
+import selection
+from compilation import WorkerCache, lasting_cache, set_fast_flags, tidy
 from hypothesis import HealthCheck, settings
 from many_commands import Commands
 
@@ -50,40 +50,125 @@ THIRD_PARTY_WARNINGS = (
 """Exceptions to warnings-as-errors, each caused by other packages. Later lines win in pytest."""
 
 
+COSTS_KEY = "cost"
+"""Name of a report's property that holds the cost of its test."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", choices=["check", "record"], help="compare costs with costs.json, or write them there")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    keep_compiled_programs(config)
-    compile_in_half_the_time()
+    set_fast_flags()  # before JAX makes its devices
+    if not is_worker(config):
+        tidy(lasting_cache())
+    if is_worker(config) or not config.getoption("numprocesses", None):
+        cache_programs(config)
+        costs.watch()
     collect_garbage_seldom()  # with Python's own thresholds, the tests took a tenth longer
-    config.addinivalue_line("markers", "long: a wide grid; `make test` runs its cheapest member")
+    config.addinivalue_line("markers", "long: neither cheap nor a witness: `make test` does not run it")
+    config.addinivalue_line("markers", "text: checks texts and the form of code: `make lint` runs it")
     for line in ("error", *THIRD_PARTY_WARNINGS):
         config.addinivalue_line("filterwarnings", line)
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Return whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
+
+def cache_programs(config: pytest.Config) -> None:
+    """Set the cache folder of this process and of the commands that it starts."""
+    cache = WorkerCache(lasting_cache())
+    config.add_cleanup(cache.close)
+    os.environ["JAXRL_FAST_CACHE"] = str(cache.root)
+    jax.config.update("jax_compilation_cache_dir", str(cache.programs))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Report attributes that other packages no longer have before the failures that follow."""
-    items.sort(key=lambda item: item.path.stem != "test_third_party")
-    mark_long_tests(config, items)
+    """Mark dear tests, and order files so that two workers end at the same time.
 
-
-LONG_TESTS = [line for line in Path(__file__).with_name("long_tests.txt").read_text().splitlines() if line[:1] != "#"]
-"""Tests that only ``make test-long`` runs: ``test_file.py::name``, or how such names begin, followed by ``*``."""
-
-
-def mark_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of `LONG_TESTS` as ``long``.
-
-    Raises:
-        pytest.UsageError: The whole suite was collected, and a line names no test.
+    Attributes that other packages no longer have come first, before the failures that follow.
     """
+    recorded, laws = selection.recorded_costs(), selection.witnesses()
     used = set()
     for item in items:
-        name = f"{item.path.name}::{item.name}"
-        lines = {line for line in LONG_TESTS if line == name or (line[-1] == "*" and name.startswith(line[:-1]))}
-        used |= lines
-        if lines:
+        matching = selection.matching(name_of(item), set(laws))
+        used |= matching
+        if not matching and selection.is_dear(recorded.get(name_of(item), costs.Cost())):
             item.add_marker(pytest.mark.long)
-    if config.args in (["tests"], [str(Path(__file__).parent)]) and (unused := set(LONG_TESTS) - used):
-        raise pytest.UsageError(f"tests/long_tests.txt names no test: {', '.join(sorted(unused))}")
+    if config.args in (["tests"], [str(Path(__file__).parent)]) and (unused := set(laws) - used):
+        raise pytest.UsageError(f"tests/witnesses.txt names no test: {', '.join(sorted(unused))}")
+    selected = config.getoption("markexpr", "")
+    of_file: dict[Path, float] = {}
+    for item in items:
+        is_long = item.get_closest_marker("long") is not None
+        if not selected or is_long == (selected == "long"):
+            cost = recorded.get(name_of(item), costs.Cost())
+            of_file[item.path] = of_file.get(item.path, 0.0) + cost.cpu_s
+    items.sort(key=lambda item: (item.path.stem != "test_third_party", -of_file.get(item.path, 0.0), str(item.path)))
+
+
+def name_of(item: pytest.Item) -> str:
+    return f"{item.path.name}::{item.name}"
+
+
+STARTED = pytest.StashKey[costs.Cost]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[STARTED] = costs.COUNTERS.now()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    report = yield
+    if call.when == "teardown":
+        now = costs.COUNTERS.now()
+        spent = costs.difference(item.stash.get(STARTED, now), now)
+        report.user_properties.append((COSTS_KEY, [name_of(item), *spent]))
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Collect the costs that workers report, in the process that prints."""
+    if not is_worker(session.config):
+        session.config.pluginmanager.register(CostReport(session.config))
+
+
+class CostReport:
+    """Costs of the tests that ran: compared, recorded, and the dearest printed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.mode = config.getoption("--costs")
+        self.measured: dict[str, costs.Cost] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, numbers in report.user_properties:
+            if name == COSTS_KEY and report.when == "teardown":
+                self.measured[numbers[0]] = costs.Cost(*numbers[1:])
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        recorded = selection.recorded_costs()
+        if self.mode == "record":
+            selection.write_costs(selection.merged(recorded, self.measured))
+        self.grown = selection.growth(recorded, self.measured) if self.mode == "check" else None
+        if self.grown and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.mode is None:
+            return
+        total = sum(cost.cpu_s for cost in self.measured.values()) / 60
+        terminalreporter.write_line(f"{len(self.measured):,} tests, {total:.1f} CPU-minutes; the dearest:")
+        for line in selection.dearest(self.measured):
+            terminalreporter.write_line(line)
+        if self.grown:
+            terminalreporter.write_line(self.grown, red=True)
 
 
 @pytest.fixture(autouse=True)
@@ -139,42 +224,6 @@ def memory_bytes() -> int:
     return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
 
 
-def keep_compiled_programs(config: pytest.Config) -> None:
-    """Set a cache folder for this process and for the commands that it starts.
-
-    Each worker of pytest-xdist has a separate folder: JAX does not write its files atomically, so a process could read
-    a file that another process has half written.
-    """
-    folder = tempfile.TemporaryDirectory(prefix="jaxrl_fast-tests-")
-    config.add_cleanup(folder.cleanup)
-    os.environ["JAXRL_FAST_CACHE"] = folder.name
-    jax.config.update("jax_compilation_cache_dir", folder.name)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-
-
-EMITTERS = "xla_cpu_use_fusion_emitters"
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-PROBE = "from jaxlib import xla_client; xla_client.make_cpu_client()"
-"""Parses XLA's flags without importing JAX, which takes four times as long."""
-
-
-def compile_in_half_the_time() -> None:
-    """Set the options that make XLA compile faster, here and in commands, if this version of XLA has them.
-
-    JAX 0.10 has older emitters. The fixture `optimized` compiles as with ``clang -O1``: on a CPU, this takes half as
-    long as -O3, and the programs run as fast at the sizes of the tests.
-    """
-    wanted = [f"--{EMITTERS}=false"]
-    if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "true":
-        wanted.append("--xla_backend_optimization_level=1")
-    for option in wanted:
-        flags = os.environ.get("XLA_FLAGS", "")
-        # XLA reads its flags once, and ends a process that has an unsupported flag.
-        variables = {**os.environ, "XLA_FLAGS": f"{flags} {option}".strip(), "JAX_PLATFORMS": "cpu"}
-        if option not in flags and not subprocess.run([sys.executable, "-c", PROBE], env=variables, **QUIET).returncode:
-            os.environ["XLA_FLAGS"] = variables["XLA_FLAGS"]
-
-
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     with Commands(tmp_path_factory.mktemp("notes")) as commands:
@@ -207,5 +256,3 @@ def same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, value in xla_options.SMALL_OPTIONS.items():
         monkeypatch.setitem(xla_options.ACTING_OPTIONS, name, value)
-    if EMITTERS in os.environ.get("XLA_FLAGS", ""):
-        monkeypatch.setitem(xla_options.CPU_OPTIONS, EMITTERS, True)

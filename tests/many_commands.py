@@ -16,8 +16,10 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from costs import COUNTERS
+
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 240
+LIMIT_S = 900
 TRAINED = 99
 """The exit code that replaces training, where a job must end before training."""
 
@@ -61,6 +63,7 @@ class Commands:
         Much quicker, for commands that do not train.
         """
         job = {"cwd": str(cwd), "notes": str(self.notes), "lines": lines, "trains": trains, "variables": variables}
+        COUNTERS.processes += 1
         (self.notes / "statuses").write_text("")
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(job), file=self.process.stdin, flush=True)
@@ -77,7 +80,7 @@ class Commands:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=900)
 
 
 def serve() -> None:

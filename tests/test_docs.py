@@ -104,11 +104,13 @@ def test_long_commands_are_run_short():
     assert {"num_envs=8", "total_steps=1", "eval.episodes=2"} < set(words) and "#" not in words
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str):
     assert broken_links(PAGES[name]) == []
 
 
+@pytest.mark.text
 def test_every_script_that_a_text_names_exists():
     named = {name_of(path): path.read_text(errors="replace") for path in texts()}
     assert len(set().union(*map(scripts, named.values()))) > 40
@@ -116,6 +118,7 @@ def test_every_script_that_a_text_names_exists():
     assert {name: lost for name, lost in missing.items() if lost} == {}
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("gone", ["python experiments/{}.py", "env.make=experiments.{}.make", "make: docs/site/{}.py"])
 def test_a_script_that_moved_is_found(gone: str):
     assert missing_scripts(gone.format("moved_away"))
@@ -131,17 +134,20 @@ def test_the_watch_of_a_start_names_functions_that_exist():
     assert named - defined == set()
 
 
+@pytest.mark.text
 def test_figures_are_those_of_the_results():
     found = [figure for path in PAGES.values() for figure in figures(path)]
     assert len(found) > 10
     assert [figure for figure in found if not shows(figure)] == []
 
 
+@pytest.mark.text
 def test_a_figure_that_changed_is_found():
     assert shows(Figure("", "1,067", "", 1067.4)) and shows(Figure("", "−2.5", "", -2.46))
     assert not shows(Figure("", "1,067", "", 1068.4)) and not shows(Figure("", "1.51", "", 1.516))
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "<!-- end -->" in path.read_text()])
 def test_tables_are_as_the_code_has_them(name: str):
     """`python docs/site/docs_tables.py` writes them."""
@@ -157,6 +163,7 @@ def changed(value: object) -> object:
     return 1.5 * value + 1 if isinstance(value, float) else value
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("name", docs_measured.MEASURED)
 def test_a_result_that_changed_changes_its_table(name: str, monkeypatch: pytest.MonkeyPatch):
     before, read = docs_measured.MEASURED[name](), docs_measured.read
@@ -175,6 +182,7 @@ WRITERS = {
 """Scripts that write a whole page, or its tables."""
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)
 def test_a_page_is_what_its_script_writes(module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = Path(shutil.copy(module.PAGE, tmp_path))
@@ -184,6 +192,7 @@ def test_a_page_is_what_its_script_writes(module, tmp_path: Path, monkeypatch: p
     assert page.read_text() == committed
 
 
+@pytest.mark.text
 def test_what_is_in_other_languages_is_what_was_run():
     """`python docs/site/docs_other.py` runs it."""
     ran = docs_measured.read("docs_other.json")["blocks"]
@@ -192,6 +201,7 @@ def test_what_is_in_other_languages_is_what_was_run():
     }
 
 
+@pytest.mark.text
 def test_extras_and_targets_of_make_exist():
     text = "\n".join(path.read_text() for path in PAGES.values())
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -202,6 +212,7 @@ def test_extras_and_targets_of_make_exist():
     assert asked and asked <= targets
 
 
+@pytest.mark.text
 def test_every_page_of_the_navigation_is_there_and_others_join_it():
     import assemble
 
@@ -212,6 +223,7 @@ def test_every_page_of_the_navigation_is_there_and_others_join_it():
         assemble.navigation(nav, pages - {"start.md"})
 
 
+@pytest.mark.text
 def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
     import assemble
 
@@ -224,6 +236,7 @@ def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
     assert (tmp_path / "files" / "examples" / "own_world.py.txt").exists()
 
 
+@pytest.mark.text
 def test_the_reference_says_what_every_key_means():
     from reference_pages import reference_pages
 
@@ -239,9 +252,11 @@ def test_the_page_on_run_folders_names_every_file(trained: Path):
     assert left and [name for name in left if not any(re.fullmatch(pattern, name) for pattern in named)] == []
 
 
+@pytest.mark.text
 def test_pages_are_short():
     assert {name: n for name, path in PAGES.items() if (n := len(path.read_text().splitlines())) > 250} == {}
 
 
+@pytest.mark.text
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130

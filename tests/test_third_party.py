@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import compilation
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxrl_fast.runtime.xla_options import xla_knows
@@ -24,6 +26,7 @@ SOURCES = [
 TEXTS = [*SOURCES, *ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "Makefile", ROOT / ".ci" / "run"]
 
 NAMES = {
+    "jax._src.compiler.compile_or_get_cached": "the costs of tests",
     "jax._src.clusters.K8sCluster": "several processes under Kubernetes",
     "jax._src.clusters.OmpiCluster": "several processes under Open MPI",
     "jax._src.clusters.SlurmCluster": "several processes under SLURM",
@@ -48,7 +51,9 @@ OPTIONS = {
     "xla_cpu_fast_math_honor_infs": False,
     "xla_cpu_fast_math_honor_nans": False,
     "xla_cpu_max_isa": "AVX",
+    "xla_backend_extra_options": "",
     "xla_cpu_multi_thread_eigen": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
     "xla_cpu_prefer_vector_width": "512",
     "xla_cpu_use_fusion_emitters": False,
     "xla_dump_hlo_as_text": False,
@@ -85,6 +90,7 @@ ARGUMENTS = {
     "orbax.checkpoint.RestoreArgs": {"restore_type"},
 }
 OTHERWISE = {
+    "xla_cpu_disable_new_fusion_emitters",
     "xla_bridge",
     "xla_client",
     "xla_cpu_collective_call_warn_stuck_timeout_seconds",
@@ -99,7 +105,15 @@ EVENT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """Event with the compile time of a program, for `experiments/startup/startup.py` alone."""
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
-"""The version of JAX from which the tests do without these."""
+"""The version of JAX from which programs do without these options."""
+FLAGS = {
+    compilation.OLDER_EMITTERS: True,  # XLA accepts any name there; the next test shows that this one acts
+    compilation.ONE_PART: True,
+    compilation.FEW_OPTIMIZATIONS: True,
+    "--xla_cpu_use_fusion_emitters=false": jax.__version_info__ < (0, 11),
+    "--xla_no_such_flag=true": False,
+}
+"""Flags with which tests compile fast, and whether the installed JAX has them."""
 
 
 def missing() -> Iterator[str]:
@@ -136,6 +150,16 @@ def test_what_nobody_promises_is_there():
 @pytest.mark.parametrize("option", GONE)
 def test_what_is_done_without_is_really_gone(option: str):
     assert xla_knows(option, OPTIONS[option]) != _gone(option)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_this_version_has_the_flags_with_which_tests_compile_fast(flag: str):
+    assert compilation.supports(flag) == FLAGS[flag]
+
+
+def test_tests_are_compiled_by_the_older_code_for_fused_operations():
+    text = jax.jit(lambda x: jnp.tanh(x).sum()).lower(jnp.ones(1_000)).compile().as_text()
+    assert "tanh" in text and "wrapped_" not in text  # the newer code makes a fusion of each operation
 
 
 def test_programs_found_on_disk_are_told_of():

@@ -6,6 +6,9 @@ import re
 import tokenize
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.text
 ROOT = Path(__file__).parent.parent
 SKIPPED = {".venv", "build", "results", "node_modules", ".git"}
 SOURCES = [

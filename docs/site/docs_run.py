@@ -26,7 +26,7 @@ NOT_RUN = {
     r"\.\.\.$": "`...` is a placeholder",
     r"srun|SLURM|mpirun|OMPI|JOB_COMPLETION|node01": "needs a cluster",
     r"^make \w+ EXTRA=|^make gpu|target=(h100|this|tpu)|gpu\.py": "needs a GPU or a TPU",
-    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a development command, run in full",
+    r"^make (test|costs|check|bench|sweep|targets|fmt|lint|types|docs)": "a development command, run in full",
     r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
     r"autotune env=|num_envs=auto": "needs an idle machine for minutes",
     r"runs/latest/best": "reads what a population has written; tests/test_sweep.py makes one",
