@@ -17,6 +17,8 @@ import pytest
 from jaxrl_fast.training.records import RunStatus
 
 ROOT = Path(__file__).parent.parent
+LIMIT_S = 300.0
+"""Far longer than any answer takes on a busy machine; it catches only hangs."""
 HOSTILE = "<img src=x onerror=document.title='ran'>"
 SECRET = "nobody may read this"
 EVALS = """seed,env_steps,wall_s,return,length
@@ -89,7 +91,7 @@ LISTED = {"cartpole/ppo/a", "cartpole/ppo/b", "dead", HOSTILE, "half %2f written
 
 def ask(server: Server, path: str, *, method: str = "GET", hosts: tuple[str, ...] | None = None) -> tuple[int, bytes]:
     """Return status and body of a request. The path is sent without escaping."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
     connection.putrequest(method, path, skip_host=True)
     for host in (f"127.0.0.1:{server.port}",) if hosts is None else hosts:
         connection.putheader("Host", host)
@@ -110,10 +112,10 @@ def rows_of(server: Server) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in ask_json(server, "/api/runs")}
 
 
-def soon(condition: Any) -> Any:
-    """Return the first true value within five seconds."""
-    end = time.monotonic() + 5
+def soon(condition: Any, *, pause_s: float = 0.05) -> Any:
+    """Wait for a true value and return it."""
+    end = time.monotonic() + LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(pause_s)
     return value

@@ -4,6 +4,8 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,14 +16,16 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 class Walk(gymnasium.Env):
     """A random walk that ends after a random number of steps, alternately by termination and truncation.
 
-    Observes [position, steps of the episode, episodes, process id, 1 if JAX is loaded]. Action 9 triggers ``on_nine``,
-    only in the process ``culprit`` where one is given.
+    Observes [position, steps of the episode, episodes, process id, 1 if JAX is loaded]. Action 9 triggers ``on_nine``;
+    a file ``hung`` then exists from where it hangs. Step 20 kills the process whose id is in the file ``victim``.
     """
 
-    def __init__(self, jitter_s: float = 0.0, on_nine: str = "nothing") -> None:
+    def __init__(
+        self, jitter_s: float = 0.0, on_nine: str = "nothing", *, hung: Path | None = None, victim: Path | None = None
+    ) -> None:
         self.observation_space = Box(-np.inf, np.inf, (5,), np.float64)
         self.action_space = Discrete(10)
-        self.jitter_s, self.on_nine = jitter_s, on_nine
+        self.jitter_s, self.on_nine, self.hung, self.victim, self.lived = jitter_s, on_nine, hung, victim, 0
         self.position, self.steps, self.episodes, self.length = 0.0, 0, 0, 1
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
@@ -33,7 +37,10 @@ class Walk(gymnasium.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         if action == 9:
-            misbehave(self.on_nine)
+            misbehave(self.on_nine, self.hung)
+        self.lived += 1
+        if self.victim and self.lived == 20 and self.victim.read_text() == str(os.getpid()):
+            misbehave("kill")
         if self.jitter_s:
             time.sleep(self.jitter_s * random.random())
         self.position += action + float(self.np_random.normal())
@@ -46,11 +53,13 @@ class Walk(gymnasium.Env):
         return np.array([self.position, self.steps, self.episodes, os.getpid(), "jax" in sys.modules])
 
 
-def misbehave(how: str) -> None:
+def misbehave(how: str, hung: Path | None = None) -> None:
     if how == "raise":
         raise KeyError("no such thing")
     if how == "hang":
-        time.sleep(1000)
+        if hung is not None:
+            hung.touch()
+        time.sleep(3600)
     if how == "abort":
         os.abort()
     if how == "kill":
@@ -58,23 +67,28 @@ def misbehave(how: str) -> None:
 
 
 class Uneven(gymnasium.Env):
-    """Count the steps; a quarter of the seeds give a slow environment."""
+    """Count the steps; a quarter of the seeds give an environment that calls ``before`` each step."""
 
     observation_space = Box(0, 1e6, (2,), np.float32)
     action_space = Discrete(3)
 
-    def __init__(self, slow_s: float) -> None:
-        self.slow_s, self.slow, self.steps = slow_s, False, 0
+    def __init__(self, before: Callable[[], None] | None = None) -> None:
+        self.before, self.slow, self.steps = before, False, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         self.slow, self.steps = seed is not None and seed % 4 == 0, 0
         return np.array([0, self.slow], np.float32), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        if self.slow:
-            time.sleep(self.slow_s)
+        if self.slow and self.before is not None:
+            self.before()
         self.steps += 1
         return np.array([self.steps, self.slow], np.float32), float(action), False, False, {}
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
 
 
 class Kinds(gymnasium.Env):

@@ -2,8 +2,11 @@
 
 import csv
 import json
+import os
+import signal
 import sys
 import threading
+import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,12 +28,14 @@ from jaxrl_fast.commands.env_cache import store_of
 from jaxrl_fast.commands.run_config import compose, flat_settings, to_yaml
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import vectorize
-from jaxrl_fast.training.callbacks import check_stop, reached
+from jaxrl_fast.training.callbacks import StopSignal, check_stop, reached
 from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
 from jaxrl_fast.training.run_folder import read_run
 
 PAGE = ROOT / "docs" / "callbacks.md"
 CHUNK, EVERY, STEPS = 32, 64, 32 * 12
+LIMIT_S = 300.0
+"""A test waits this long only for what never comes."""
 STOP = 9.0
 """A return that the run of `learn` has from its third evaluation on."""
 
@@ -137,17 +142,21 @@ def test_what_on_eval_raises_ends_the_run():
 
 
 def test_every_checkpoint_is_complete_when_it_is_reported_and_stays_until_the_call_has_returned(tmp_path: Path):
+    """The run has the next state, which is due, before a call returns."""
     seen: list[Path] = []
-    threads, slow = set(), threading.Event()
+    threads, trained = set(), threading.Semaphore(0)
 
     def on_checkpoint(path: Path) -> None:
-        slow.wait(0.3)  # meanwhile the next one is due
-        assert read_arrays(read_description(path))
         threads.add(threading.current_thread())
         seen.append(path)
+        assert len(seen) == 4 or trained.acquire(timeout=LIMIT_S)
+        time.sleep(0.1)  # for a run that would not wait
+        assert read_arrays(read_description(path))
 
     plan = jf.Checkpoints(every=CHUNK, keep=1)
-    learn(run_dir=tmp_path, on_checkpoint=on_checkpoint, checkpoints=plan, eval_every=0, total_steps=CHUNK * 4)
+    given = dict(on_metrics=lambda row: row["env_steps"] > CHUNK and trained.release())
+    given |= dict(checkpoints=plan, eval_every=0, total_steps=CHUNK * 4)
+    learn(run_dir=tmp_path, on_checkpoint=on_checkpoint, **given)
     assert seen == [tmp_path / "checkpoints" / str(CHUNK * number) for number in (1, 2, 3, 4)]
     assert threading.current_thread() not in threads
 
@@ -250,7 +259,7 @@ def test_a_run_that_is_interrupted_stops_where_it_would_have(tmp_path: Path, eva
         calls[0] += 1
         if calls[0] == evaluation:
             stopping.set()
-            assert release.wait(60)
+            assert release.wait(LIMIT_S)
         return real[0](params, fresh)
 
     real.append(recorded_evaluation())
@@ -332,7 +341,7 @@ def test_the_command_stops_and_resumes_only_without_its_return(tmp_path: Path, c
     assert "stop.return needs evaluations" in refusal(wrong[0])
     assert "stop.return evaluates between chunks" in refusal(wrong[1])
     assert "stop.return=nan" in refusal(wrong[2])
-    whole = commands.run(tmp_path, "train", "resume=run", "stop.return=null", trains=True)
+    whole = commands.run(tmp_path, "train", "resume=run", "stop.return=null", "eval.beside=false", trains=True)
     assert whole.status == 0, whole.err
     assert "changed: stop.return: -5.0 -> None" in whole.out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -421,3 +430,18 @@ def test_the_return_is_no_part_of_a_compiled_program():
 def test_a_run_that_ends_before_its_first_update_says_so(commands, tmp_path, words, told):
     ended = commands.run(tmp_path, "train", "env=cartpole", "num_envs=4", "tuned=false", *words)
     assert ended.status == TRAINED and ("no update" in ended.out) == bool(told) and told in ended.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_the_run_and_the_second_has_its_default_effect(number: int):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        stop = StopSignal()
+        assert not stop()  # training begins
+        assert signal.getsignal(number) not in (signal.SIG_DFL, before[number])  # else the next line ends the tests
+        os.kill(os.getpid(), number)
+        assert stop() and stop.number == number
+        assert [signal.getsignal(one) for one in before] == [signal.SIG_DFL] * 2
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,7 +1,12 @@
 """Chains of programs: the order of dispatch, cycles across groups, and devices that work at the same time."""
 
+import ctypes
 import sys
+import threading
+import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +21,7 @@ from jaxrl_fast.runtime.layout import homes
 from jaxrl_fast.runtime.placements import Group, Placement
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "bench"))
+import timeline as timelines
 from timeline import Span, Timeline, record
 
 CPU = jax.devices()
@@ -111,32 +117,91 @@ def test_within_a_cycle_an_edge_of_age_1_is_one_round_old():
         check_graph(Graph((writer, outside), {("w", "count"): 1}))
 
 
-def heavy(name: str, reads=(), writes=(), size: int = 400) -> Fragment:
+LIMIT_S = 300.0
+"""Only a program that waits for one that never begins takes this long."""
+HANDLERS: list = []
+"""References to functions that only programs call."""
+
+
+def calling(name: str, reads: tuple, writes: tuple, call) -> Fragment:
+    """A program that runs ``call(name)`` in a thread of its device at each tick.
+
+    A callback of JAX would let the dispatch wait for the program, so this is a custom call: a C function, which leaves
+    its operand as it was.
+    """
+
+    def handle(frame: int) -> None:
+        fields = ctypes.cast(frame, ctypes.POINTER(ctypes.c_void_p))
+        if fields[1]:  # XLA asks once for the version of its interface that the function supports: its current one
+            extension, api = (ctypes.cast(fields[i], ctypes.POINTER(ctypes.c_void_p)) for i in (1, 2))
+            ctypes.cast(extension[3], ctypes.POINTER(ctypes.c_void_p))[3] = api[4]
+        else:
+            call(name)
+
+    target = f"{name}_{len(HANDLERS)}"
+    HANDLERS.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(handle))
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(HANDLERS[-1]), platform="cpu")
+
     def step(private, inputs, hyper, key):
-        x = jax.lax.fori_loop(0, 40, lambda i, x: x @ x / jnp.linalg.norm(x), private)
+        x = jax.ffi.ffi_call(target, private, input_output_aliases={0: 0})(private)
+        x = jax.lax.fori_loop(0, 40, lambda i, x: x @ x / jnp.linalg.norm(x), x + sum(inputs[c] for c in reads))
         return x, dict.fromkeys(writes, x[0, 0]), {}
 
-    return Fragment(
-        name, lambda key: jnp.ones((size, size)), step, reads, writes, lambda p: dict.fromkeys(writes, p[0, 0])
-    )
+    return Fragment(name, lambda key: jnp.ones((40, 40)), step, reads, writes, lambda p: dict.fromkeys(writes, p[0, 0]))
 
 
-def chained(graph: Graph, ticks: int):
+def chained(call, ages: dict, ticks: int):
+    """Return a chain of two such programs on two devices, each of which reads a result of the other, and its state."""
+    graph = Graph((calling("a", ("y",), ("x",), call), calling("b", ("x",), ("y",), call)), ages)
     placed = Placement("mine", tuple(Group((f.name,), (CPU[i],)) for i, f in enumerate(graph.fragments)))
     keys = jax.random.split(jax.random.key(0), 1)
     init, run = programs.compile(graph, placed, ticks).ready(keys, ())
     return run, init(keys, ())
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_the_timeline_shows_two_devices_at_work_together_only_where_a_delay_lets_them(overlapped):
-    reader = heavy("b", ("x",), ("y",))
-    graph = Graph((heavy("a", ("y",), ("x",)), reader), {("a", "y"): 1} | ({("b", "x"): 1} if overlapped else {}))
-    placed_run, state = chained(graph, 4)
-    state, timeline = record(placed_run, state)
-    assert [span.segment for span in timeline.spans] == ["a", "b"] * 4
-    together = timeline.together_share()
-    assert together > 0.3 if overlapped else together < 0.2
+def test_two_devices_work_at_the_same_time_only_where_a_delay_lets_them():
+    """With a delay, neither program ends before both run; without, each begins after the end of the other."""
+    together, met, apart = threading.Barrier(2), [], []
+    run, state = chained(lambda name: met.append(name + str(together.wait(LIMIT_S))), {("a", "y"): 1, ("b", "x"): 1}, 4)
+    jax.block_until_ready(run(state))
+    assert not together.broken and len(met) == 8
+
+    def note(name: str) -> None:
+        apart.append(name)
+        time.sleep(0.01)  # here the other could begin
+        apart.append(name)
+
+    run, state = chained(note, {("a", "y"): 1}, 4)
+    jax.block_until_ready(run(state))
+    assert "".join(apart) == "aabb" * 4
+
+
+def test_a_timeline_shows_that_two_devices_worked_together(monkeypatch):
+    """No program ends before the timeline has noted that both have begun."""
+    notes, calls, held, noted = Counter(), Counter(), [], threading.Condition()
+
+    def clock() -> float:
+        with noted:
+            notes[threading.get_ident()] += threading.current_thread().name.startswith("timeline")
+            noted.notify_all()
+        return time.perf_counter()
+
+    def hold(name: str) -> None:
+        with noted:
+            calls[name] += 1  # a timeline has two notes of each call: of its begin and its end
+            limit_s, number = LIMIT_S if all(held) else 0.0, 2 * calls[name] - 2
+            held.append(noted.wait_for(lambda: sum(count > number for count in notes.values()) == 2, limit_s))
+
+    monkeypatch.setattr(timelines, "time", SimpleNamespace(perf_counter=clock))
+    _, timeline = record(*chained(hold, {("a", "y"): 1, ("b", "x"): 1}, 4))
+    assert held == [True] * 8
+    assert [(span.segment, span.devices) for span in timeline.spans] == [
+        ("a", (str(CPU[0]),)),
+        ("b", (str(CPU[1]),)),
+    ] * 4
+    for a, b in zip(timeline.spans[::2], timeline.spans[1::2], strict=True):
+        assert max(a.start_s, b.start_s) < min(a.end_s, b.end_s)
+    assert timeline.together_share() > 0
     assert set(timeline.idle_share()) == {str(CPU[0]), str(CPU[1])}
     assert 0 < timeline.dispatch_s <= timeline.wall_s
 

@@ -203,7 +203,7 @@ exported = jax.export.deserialize(open({str(path)!r}, "rb").read())
 print(exported.platforms, exported.call(jax.numpy.full((2, 5), 3.0)).tolist())
 assert not {{"jaxrl_fast", "flax"}} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=900)
     platforms, _, action = done.stdout.partition(") ")
     assert platforms == "('cpu', 'cuda', 'tpu'", done.stderr
     expected = np.asarray(policy(np.full(5, 3.0)))
@@ -342,7 +342,7 @@ def command(folder: Path, *words: str, without_onnx: bool = False) -> tuple[int,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
     )
     return done.returncode, done.stdout, done.stderr
 

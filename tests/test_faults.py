@@ -143,9 +143,10 @@ def test_a_handler_of_the_program_stays_and_threads_have_none():
 
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_leaves_no_lock(tmp_path, commands):
-    process = begin(tmp_path, "train", *ENDLESS, "run_dir=run")
+    process = begin(tmp_path, "train", *ENDLESS, "run_dir=run", "eval.beside=false")
     wait_for(tmp_path / "run" / "metrics.csv")
     while not all_steps(tmp_path / "run" / "checkpoints"):
+        assert process.poll() is None
         time.sleep(0.05)
     again = ["run_dir=run"], ["run_dir=run", "resume=auto"], ["resume=run"]
     in_use = f"in use by process {process.pid} on {socket.gethostname()}: wait until it ends, or write another run_dir"
@@ -229,7 +230,7 @@ def test_a_full_disk_does_not_end_training_nor_harm_the_last_good_checkpoint(tmp
         env=environment,
         text=True,
         capture_output=True,
-        timeout=240,
+        timeout=900,
     )
     assert "Traceback" not in full.stderr
     assert "a checkpoint could not be written to run/checkpoints" in full.stdout

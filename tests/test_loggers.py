@@ -86,7 +86,7 @@ def test_rows_that_are_there_are_not_sent_again(tmp_path: Path, wandb: SimpleNam
 
     plan = jf.Checkpoints(every=64)
     with pytest.raises(RuntimeError):
-        learn(tmp_path, log=log, between_chunks=fail, checkpoints=plan)
+        learn(tmp_path, log=log, between_chunks=fail, checkpoints=plan, eval_beside=False)
     learn(tmp_path, log="wandb", resume=tmp_path, eval_beside=False, checkpoints=plan)
     keys = ("train/wall_s", "eval/return_mean")
     trained, evaluated = ([row["env_steps"] for row in wandb.rows if key in row] for key in keys)

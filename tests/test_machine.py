@@ -124,7 +124,7 @@ def test_other_letters_are_read_and_where_file_names_are_ascii_refused_in_one_li
     assert compose(["env=cartpole", word.replace("/", "-") if key == "name" else word]) is not None
     variables = {**{k: v for k, v in os.environ.items() if k != "PYTHONIOENCODING"}, "PYTHONPATH": str(ROOT), **ASCII}
     command = [sys.executable, "-m", "jaxrl_fast.train", "env=cartpole", "algo=ppo", word]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=240)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=900)
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1, done.stderr
     assert b"the system's encoding (ascii) lacks some letter: set PYTHONUTF8=1" in done.stderr
     assert not list(tmp_path.iterdir())
@@ -136,7 +136,7 @@ def test_a_folder_that_the_encoding_lacks_is_one_error(tmp_path):
     program += "try: locked(folder).__enter__()\nexcept ValueError as error: print(error)"
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **ASCII}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(r"run_dir='d\xe9': the system's encoding (ascii) lacks some letter")
 
@@ -147,7 +147,7 @@ def test_a_run_where_the_system_writes_ascii(tmp_path):
     words = "env=cartpole algo=ppo tuned=false num_envs=4 total_steps=512 eval.episodes=1 eval.beside=false"
     words += " config=mine.yaml"
     command = [sys.executable, "-m", "jaxrl_fast.train", *words.split(), "run_dir=run"]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=240)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=900)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b" ? " in done.stdout  # for ±
     assert "name: é\n" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")

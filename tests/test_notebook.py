@@ -33,7 +33,7 @@ def test_a_cell_shows_a_plot_and_a_result_shows_itself(tmp_path: Path, monkeypat
     monkeypatch.setattr(KernelSpecManager, "ensure_native_kernel", True)
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
     NotebookClient(
-        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(Path.cwd())}}
+        book, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(Path.cwd())}}
     ).execute()
     plot = [output["data"]["text/html"] for output in book.cells[0].outputs if output["output_type"] == "display_data"]
     assert len(plot) == 1 and "<svg" in plot[0] and "256 steps" in plot[0]

@@ -3,18 +3,20 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import jax
 import numpy as np
 import pytest
-from pool_envs import Uneven, Walk
+from pool_envs import Uneven, Walk, wait_for
 
 from jaxrl_fast import make_train_step
 from jaxrl_fast.algorithms.ppo import ppo
@@ -216,12 +218,23 @@ def test_workers_never_load_jax(pool: HostEnv):
     assert not pool.reset(0)[:, JAX].any()
 
 
-def test_it_is_measured_whether_workers_pay_and_said_in_one_line():
-    for make, where in [(partial(Uneven, 0.0), "in this process"), (partial(Walk, 0.02), "by 2 worker processes")]:
-        host = make_custom_host(make, num_envs=2, name="toy", pool=PoolOptions(num_groups=1))
+@pytest.mark.parametrize(("step_s", "where"), [(1e-6, "in this process"), (0.02, "by 2 worker processes")])
+def test_it_is_measured_whether_workers_pay_and_said_in_one_line(step_s: float, where: str, monkeypatch):
+    """The measurement reads a clock that only the environment's steps advance."""
+    now = [0.0]
+
+    class Timed(Walk):
+        def step(self, action: int) -> tuple:
+            now[0] += step_s
+            return super().step(action)
+
+    monkeypatch.setattr(making, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    host = make_custom_host(Timed, num_envs=2, name="toy", pool=PoolOptions(num_groups=1))
+    try:
         (line,) = host.events()
         assert where in line or cpu_cores() == 1
         assert host.events() == []
+    finally:
         host.close()
 
 
@@ -273,16 +286,22 @@ def test_each_slice_of_a_pool_is_what_a_pool_of_its_own_would_be(workers):
     both.close()
 
 
-def test_by_arrival_the_fast_do_not_wait_for_the_slow():
-    options = PoolOptions(workers=2, num_groups=2, order="arrival")
-    host = make_custom_host(partial(Uneven, 0.05), num_envs=8, name="uneven", pool=options)
+def test_by_arrival_the_fast_do_not_wait_for_the_slow(tmp_path):
+    """The slow environment steps only once it may, which is after 30 steps of the other worker's environments."""
+    options, may_step = PoolOptions(workers=2, num_groups=2, order="arrival"), tmp_path / "may_step"
+    may_step.touch()  # an environment is tried first
+    host = make_custom_host(partial(Uneven, partial(wait_for, may_step)), num_envs=8, name="uneven", pool=options)
+    may_step.unlink()
     assert "the same seed does not give the same run" in host.events()[0]
     assert host.send_to is not None and host.recv_any is not None
     seed = next(s for s in range(1000) if [env_seed(s, i) % 4 == 0 for i in range(8)] == [True] + 7 * [False])
     steps = np.zeros(8, int)
     host.reset(seed)
     host.send_to(np.zeros(8, int), np.arange(8))
-    for _ in range(30):
+    for turn in range(32):
+        if turn == 30:
+            assert list(steps) == 2 * [0, 0, 30, 30]
+            may_step.touch()
         indices, step = host.recv_any()
         assert len(indices) == 4
         steps[indices] += 1
@@ -290,15 +309,16 @@ def test_by_arrival_the_fast_do_not_wait_for_the_slow():
         np.testing.assert_array_equal(step.reward, np.where(steps[indices] == 1, 0, 1 + indices % 2))
         with pytest.raises(ValueError, match="as recv_any gave them"):
             host.send_to(np.zeros(4, int), indices[::-1])
-        host.send_to(1 + indices % 2, indices)
-    assert steps[0] < steps.max()  # the pool did not wait for the slow worker
-    assert host.steps() == steps.sum() == 30 * 4
+        if turn < 30:
+            host.send_to(1 + indices % 2, indices)
+    assert list(steps) == 2 * [1, 1, 31, 31]
+    assert host.steps() == steps.sum() == 32 * 4
     host.close()
 
 
 def test_learning_by_arrival_gives_every_environment_its_steps_in_order():
     options = PoolOptions(workers=2, num_groups=2, order="arrival")
-    host = make_custom_host(partial(Uneven, 0.002), num_envs=8, name="uneven", pool=options)
+    host = make_custom_host(partial(Uneven, partial(time.sleep, 0.002)), num_envs=8, name="uneven", pool=options)
     graph, agent = build_graph(host, ppo(rollout_length=10, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,)))
     sample, key = graph.fragments[0], jax.random.key(0)
     inputs = init_learned(agent, agent.acting.parts, key)
@@ -317,7 +337,7 @@ def test_learning_by_arrival_gives_every_environment_its_steps_in_order():
 
 
 def test_ten_thousand_batches_on_two_groups_do_not_deadlock():
-    host = make_custom_host(partial(Uneven, 0.0), num_envs=4, name="fast", pool=PoolOptions(workers=2, num_groups=2))
+    host = make_custom_host(Uneven, num_envs=4, name="fast", pool=PoolOptions(workers=2, num_groups=2))
     obs = host.reset(0)
     for group in (0, 1):
         host.send(np.zeros(2, int), group)
@@ -369,7 +389,7 @@ print(host.recv(0).reward.tolist())
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "started\n[0.0, 3.0, 0.0, 3.0]\n"

@@ -1,6 +1,7 @@
 """Progress output: plain lines where the output is no terminal, and times with a label."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -71,10 +72,12 @@ def live_lines(display: ProgressDisplay) -> str:
 
 def test_the_live_lines_say_what_it_does_how_returns_went_and_what_it_said_last(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
+    now = [100.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     display = ProgressDisplay(10_000, console, compile_s=30.0)
-    display.opened_s -= 12.2
+    now[0] += 12.2
     assert "compiling, 12 s of about 30 s" in live_lines(display)
-    display.opened_s -= 30.0
+    now[0] += 30.0
     assert "compiling, 42 s\n" in live_lines(display)
     display.tell("before training")
     for value in (1.0, 9.0):

@@ -40,7 +40,7 @@ def entered(way: str, folder: Path) -> dict[Path, set[int]]:
     """Return the functions of the package that a run executes, by file, as the numbers of their first lines."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAXRL_FAST_CACHE": str(folder / "cache")}
     command = [sys.executable, "-c", TRACED, way, str(ROOT / "jaxrl_fast") + os.sep]
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     functions: dict[Path, set[int]] = {}
     for place in done.stdout.splitlines():

@@ -113,7 +113,7 @@ def test_an_mp4_holds_the_pictures_for_their_time(tmp_path: Path):
     pictures = [np.full((33, 48, 3), 40 * i, np.uint8) for i in range(6)]
     (tmp_path / "x.mp4").write_bytes(renderers.encode(pictures, ".mp4", 0.2)[0])
     words = ["-i", tmp_path / "x.mp4", "-f", "rawvideo", "-pix_fmt", "gray", "-"]
-    read = subprocess.run([ffmpeg.get_ffmpeg_exe(), *words], capture_output=True, timeout=60)
+    read = subprocess.run([ffmpeg.get_ffmpeg_exe(), *words], capture_output=True, timeout=900)
     frames = np.frombuffer(read.stdout, np.uint8).reshape(6, 32, 48)
     np.testing.assert_allclose(frames.mean(axis=(1, 2)), [40 * i for i in range(6)], atol=4)
     about = read.stderr.decode()
