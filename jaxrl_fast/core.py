@@ -461,7 +461,7 @@ def require_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError):  # JAX raises either
-        raise ValueError(f"JAX_PLATFORMS={jax.config.jax_platforms or ''}: {NO_DEVICE}") from None  # type: ignore[attr-defined]
+        raise ValueError(f"JAX_PLATFORMS={jax.config.values['jax_platforms'] or ''}: {NO_DEVICE}") from None
 
 
 def require_32_bits() -> None:
@@ -470,7 +470,7 @@ def require_32_bits() -> None:
     Raises:
         ValueError: The program has set ``jax_enable_x64``.
     """
-    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    if jax.config.values["jax_enable_x64"]:
         raise ValueError(X64)
 
 

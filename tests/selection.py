@@ -87,7 +87,7 @@ def round_cost(cost: Cost) -> Cost:
 
 
 def merged(recorded: dict[str, Cost], measured: dict[str, Cost]) -> dict[str, Cost]:
-    """Replace the costs that changed by more than a fifth.
+    """Replace the costs whose counts changed, or whose CPU seconds changed by more than a third.
 
     Args:
         recorded: Costs so far.
@@ -99,7 +99,8 @@ def merged(recorded: dict[str, Cost], measured: dict[str, Cost]) -> dict[str, Co
     new = dict(recorded)
     for name, cost in measured.items():
         old, cost = recorded.get(name), round_cost(cost)
-        if old is None or any(abs(a - b) > 0.2 * max(a, b) for a, b in zip(old, cost, strict=True)):
+        slower = old is not None and abs(cost.cpu_s - old.cpu_s) > max(0.3, old.cpu_s / 3)
+        if old is None or slower or cost[1:] != old[1:]:
             new[name] = cost
     return {name: cost for name, cost in sorted(new.items()) if cost.operations or cost.processes or cost.cpu_s >= 0.3}
 

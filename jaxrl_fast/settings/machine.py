@@ -89,7 +89,7 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         if cpu_devices < 1:
             raise ValueError(f"cpu_devices={cpu_devices}: at least one device is needed")
         jax.config.update("jax_num_cpu_devices", cpu_devices)
-    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    if jax.config.values["jax_enable_x64"]:
         print("jax_enable_x64 is switched off: jaxrl_fast computes in 32 bits", file=sys.stderr)
         jax.config.update("jax_enable_x64", False)
     folder = cache_folder() if cache else None
@@ -161,7 +161,7 @@ def jax_has_started() -> bool:
     Returns:
         True if it has.
     """
-    devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    devices = jax.config.values["jax_num_cpu_devices"]
     try:
         jax.config.update("jax_num_cpu_devices", devices + 1)
     except RuntimeError:
