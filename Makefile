@@ -34,7 +34,7 @@ TESTS ?= tests
 COSTS ?=
 BREAK ?=
 TEXTS := tests/test_words.py tests/test_docs.py tests/test_packaging.py
-PARTS := third_party api graph chain placement explain hlo agents traffic_junction ppo sac dqn td3 pqn impala sac_discrete flash_sac prioritized learners between_chunks old_policies losses returns buffers networks \
+PARTS := third_party jaxprs worker_acting api graph chain placement explain hlo agents traffic_junction ppo sac dqn td3 pqn impala sac_discrete flash_sac prioritized learners between_chunks old_policies losses returns buffers networks \
 	distributions pool from_gymnasium cli config train custom_env signals checkpointing packaging ci
 SUITE_TESTS := tests/test_suites.py tests/test_envs_jaxmarl.py tests/test_envs_jumanji.py
 WORKERS ?= 2

@@ -105,7 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"tests/witnesses.txt names no test: {', '.join(sorted(unused))}")
     half = config.getoption("--half")
     if half is not None:
-        items[:] = [item for item in items if zlib.crc32(name_of(item).encode()) % 2 == half]
+        halves = [[item for item in items if zlib.crc32(name_of(item).encode()) % 2 == n] for n in (0, 1)]
+        config.hook.pytest_deselected(items=halves[1 - half])
+        items[:] = halves[half]
     selected = config.getoption("markexpr", "")
     of_file: dict[Path, float] = {}
     for item in items:
