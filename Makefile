@@ -20,7 +20,7 @@
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
 #   make test TESTS=tests/test_losses.py        some tests; add COSTS=check or COSTS=record
 #   make costs                                  record what each test costs, which selects what make test runs
-#   make test-breaks                            break the package in 40 places: each must fail its test (half an hour)
+#   make test-breaks                            break the package in 128 places: each must fail its test (a quarter of an hour)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 #   make test-part VENV=.venv-3.12 PYTHON=/path/to/python3.12   a part of the tests, with a second Python
 

@@ -135,8 +135,12 @@ def tidy(lasting: Path) -> None:
         lasting: Folder of `lasting_cache`.
     """
     for folder in lasting.glob("worker-*"):
-        if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
+        try:
+            os.kill(int(folder.name.split("-")[1]), 0)  # macOS has no /proc
+        except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
+        except PermissionError:  # it runs for another user
+            pass
     files = sorted((lasting / "programs").glob("*-cache"), key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
     for path in files:

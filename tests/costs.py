@@ -80,13 +80,13 @@ def watch() -> None:
 
 def operations_of(module: Any) -> int:
     """Return the number of operations of a lowered module, an MLIR module of JAX."""
+    from jaxlib.mlir.ir import WalkResult
+
     count = 0
 
-    def add(operation: Any) -> Any:
+    def add(operation: Any) -> WalkResult:
         nonlocal count
         count += 1
-        from jaxlib.mlir.ir import WalkResult
-
         return WalkResult.ADVANCE
 
     module.operation.walk(add)
