@@ -127,6 +127,7 @@ def growth(recorded: dict[str, Cost], measured: dict[str, Cost]) -> str | None:
     Returns:
         What grew by more than `PLAY`, in a line; None if nothing did.
     """
+    measured = {name: round_cost(cost) for name, cost in measured.items()}  # as the recorded ones
     for figure in ("operations", "processes"):
         before = sum(getattr(recorded.get(name, Cost()), figure) for name in measured)
         now = sum(getattr(cost, figure) for cost in measured.values())
