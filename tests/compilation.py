@@ -62,14 +62,16 @@ def set_fast_flags() -> None:
 
 
 def lasting_cache() -> Path:
-    """Return the folder of compiled programs that lasts between runs, of these versions and this kind of processor.
+    """Return the folder of compiled programs that lasts between runs, of this JAX and this kind of processor.
+
+    Every Python with the same JAX reads it: a program's key is its code and JAX's version.
 
     Returns:
         The folder, in ``JAXRL_FAST_TEST_CACHE`` or the user's cache folder.
     """
     root = os.environ.get("JAXRL_FAST_TEST_CACHE") or Path.home() / ".cache" / "jaxrl_fast" / "tests"
     names = [f"{name}-{version(name)}" for name in ("jax", "jaxlib")]
-    return Path(root) / "-".join([f"py{sys.version_info.major}.{sys.version_info.minor}", *names, cpu_fingerprint()])
+    return Path(root) / "-".join([*names, cpu_fingerprint()])
 
 
 class WorkerCache:
