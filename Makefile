@@ -94,7 +94,7 @@ test: $(STAMP)
 	@exec $(PYTEST) $(SPREAD) -m "not long and not text" $(COSTS:%=--costs %) $(TESTS)
 
 test-long: $(STAMP)
-	@exec $(PYTEST) -n $(WORKERS) --dist worksteal -m "long and not text" $(COSTS:%=--costs %) $(TESTS)
+	@exec $(PYTEST) $(SPREAD) -m "long and not text" $(COSTS:%=--costs %) $(TESTS)
 
 # The half of the long tests that the commit's hash selects.
 test-half: $(STAMP)

@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     of_file: dict[Path, float] = {}
     for item in items:
         is_long = item.get_closest_marker("long") is not None
-        if not selected or is_long == (selected == "long"):
+        if not selected or is_long == selected.startswith("long"):
             cost = recorded.get(name_of(item), costs.Cost())
             of_file[item.path] = of_file.get(item.path, 0.0) + cost.cpu_s
     items.sort(key=lambda item: (item.path.stem != "test_third_party", -of_file.get(item.path, 0.0), str(item.path)))

@@ -135,7 +135,7 @@ def test_the_gradient_is_the_teachers_at_first_and_the_algorithms_own_in_the_end
     assert any(jax.tree.leaves(differ))
 
 
-@pytest.mark.parametrize("name", ["ppo, continuous, with a memory", "sac", "impala"])
+@pytest.mark.parametrize("name", ["ppo, continuous, with a memory", "sac"])
 def test_placements_and_seeds_change_a_taught_run_only_by_rounding(name: str, teachers: dict[bool, jf.Policy]) -> None:
     discrete, make = STUDENTS[name]
     taught, env = jf.with_teacher(make(), teachers[discrete]), line(discrete=discrete)

@@ -95,8 +95,10 @@ def test_steps_keep_every_bit(seed):
         np.testing.assert_array_equal(np.asarray(back[name]).tobytes(), np.asarray(value).tobytes())
 
 
-@pytest.mark.parametrize("kernels_singly", [True, False])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "kernels_singly"),
+    [*((name, True) for name in ALGORITHMS), *((name, False) for name in ("sac with memory", "td3", "ppo"))],
+)
 def test_a_run_computes_the_same_joined(name, kernels_singly, monkeypatch):
     """Run ticks with separate arrays, and in one program whose state is joined from the first tick to the last: where
     joining is requested, and where networks are small.

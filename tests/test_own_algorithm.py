@@ -351,8 +351,10 @@ REPLAY = dict(batch_size=8, buffer_size=64, warmup_steps=8, updates_per_tick=2, 
 SIZES = {"ppo": ON_POLICY, "impala": ON_POLICY, "pqn": ON_POLICY | {"epsilon": 0.1}, "dqn": REPLAY | {"epsilon": 0.1}}
 
 
-@pytest.mark.parametrize("algo", MAKERS)
-@pytest.mark.parametrize("network", ["residual", "my_nets.normed"])
+@pytest.mark.parametrize(
+    ("network", "algo"),
+    [*(("residual", algo) for algo in MAKERS), ("my_nets.normed", "pqn"), ("my_nets.normed", "sac")],
+)
 def test_batch_norms_learn_in_every_algorithm(nets: Path, algo: str, network: str):
     algorithm = getattr(jf, algo)(network=network, **SIZES.get(algo, REPLAY))
     init, step = jf.make_train_step(tiny.line(discrete=MAKERS[algo] == "cartpole"), algorithm)

@@ -343,8 +343,7 @@ def test_a_population_in_turns_continues_from_between_two_turns(tmp_path):
     assert scores_by_trial(again) == scores_by_trial(whole) and again.best == whole.best
 
 
-@pytest.mark.parametrize("options", STOPPED)
-@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize(("chunks", "options"), [*((1, options) for options in STOPPED), (4, STOPPED[1])])
 def test_a_population_that_is_stopped_continues_to_the_bit(options, chunks, tmp_path):
     calls: list[int] = []
     whole = search(None, **options)

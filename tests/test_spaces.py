@@ -472,7 +472,7 @@ def test_random_spaces_train_and_play(
     fuzz(observed, acted, name, seed, tmp_path_factory.mktemp("fuzz"))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(observed=SPACES, acted=ACTIONS, seed=st.integers(0, 99), name=st.sampled_from(FUZZED))
 def test_many_random_spaces_train_and_play(
     name: str, observed: gym.Space, acted: gym.Space, seed: int, tmp_path_factory: Any
