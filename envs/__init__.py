@@ -1,4 +1,6 @@
-"""Environments by name. An adapter and its library are imported only when one of its environments is made."""
+"""Environments by name. An adapter and its library are imported only when one of its environments
+is made.
+"""
 
 import sys
 from difflib import get_close_matches
@@ -74,22 +76,48 @@ EXAMPLE_IDS = {
     "probe": "value",
 }
 MODULES = {"probe": "jaxrl_fast.envs.probes", "traffic": "jaxrl_fast.envs.traffic_junction"}
-"""Suites written in this package. The adapter of every other compiled suite is ``envs.from_<suite>``."""
+"""Suites written in this package. The adapter of every other compiled suite is
+``envs.from_<suite>``.
+"""
 HOST_SUITES = {
     "gymnasium": ("jaxrl_fast.envs.from_gymnasium", "make_host", "film"),
     "atari": ("jaxrl_fast.envs.from_gymnasium", "make_atari_host", "film_atari"),
     "pettingzoo": ("jaxrl_fast.envs.from_pettingzoo", "make_host", "film"),
 }
-"""Suites stepped on the host -> (adapter module, function that makes a vectorized one, function that makes one to
-draw).
+"""Suites stepped on the host -> (adapter module, function that makes a vectorized one, function
+that makes one to draw).
 """
-EXTRAS = ("jaxmarl", "jumanji", "playground", "craftax", "xminigrid", "pgx", "octax", "jaxtari", "navix")
+EXTRAS = (
+    "jaxmarl",
+    "jumanji",
+    "playground",
+    "craftax",
+    "xminigrid",
+    "pgx",
+    "octax",
+    "jaxtari",
+    "navix",
+)
 """Suites whose package is an optional extra of jaxrl_fast."""
 NEEDS_PYTHON = {"navix": (3, 12)}
 """Oldest Python of a suite's package, where it is not jaxrl_fast's."""
-REFUSED_SUITES = {"kinetix": "it needs JAX 0.9 or earlier", "popgym_arcade": "it replaces gymnax by another version"}
+REFUSED_SUITES = {
+    "kinetix": "it needs JAX 0.9 or earlier",
+    "popgym_arcade": "it replaces gymnax by another version",
+}
 """Suites that do not install next to jaxrl_fast, and why."""
-OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari", "playground", "craftax", "xminigrid", "pgx", "octax", "jaxtari"}
+OF_ONE_AGENT = {
+    "brax",
+    "gymnax",
+    "gymnasium",
+    "atari",
+    "playground",
+    "craftax",
+    "xminigrid",
+    "pgx",
+    "octax",
+    "jaxtari",
+}
 OF_ONE_AGENT |= {"navix"}
 """Suites whose environments take no ``num_agents``."""
 OF_FILES = {"mjcf": "robot.xml"}
@@ -104,33 +132,41 @@ class RuleBroken(ValueError):
 
 
 class EnvFailed(RuntimeError):
-    """A user's environment on the host raised an error. The first line describes it, the others are its traceback."""
+    """A user's environment on the host raised an error. The first line describes it, the others are
+    its traceback.
+    """
 
 
 def make(name: str, **options: Any) -> "Env":
     """Make the compiled environment of a short name or a suite.
 
-    Examples: ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
-    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``.
+    Examples: ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``,
+    ``make("gymnax", id="CartPole-v1")``, ``make("probe", id="value")``,
+    ``make("custom", make="my_package.make")``.
 
     Args:
         name: Short name, suite or ``custom``.
-        **options: Options of the environment, and ``frame_stack``, the number of stacked images that the policy
-            observes.
+        **options: Options of the environment, and ``frame_stack``, the number of stacked images
+            that the policy observes.
 
     Returns:
         The environment.
 
     Raises:
-        ValueError: Unknown name, id or option, an environment stepped on the host, or a package that is not installed.
+        ValueError: Unknown name, id or option, an environment stepped on the host, or a package
+            that is not installed.
     """
     suite, options = resolve(name, options)
     if suite in HOST_SUITES:
-        raise ValueError(f"env={name} is stepped on the host and cannot be compiled: write jaxrl_fast.make_env(...)")
+        raise ValueError(
+            f"env={name} is stepped on the host and cannot be compiled: write jaxrl_fast.make_env(...)"
+        )
     frame_stack = options.pop("frame_stack", None)
     try:
         if suite == "custom" or suite in OF_FILES:
-            named = "jaxrl_fast.envs.custom" if suite == "custom" else f"jaxrl_fast.envs.from_{suite}"
+            named = (
+                "jaxrl_fast.envs.custom" if suite == "custom" else f"jaxrl_fast.envs.from_{suite}"
+            )
             return _seen(import_module(named).make(**options), frame_stack)
         id = options.pop("id")
         module = import_module(MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"))
@@ -143,7 +179,12 @@ def make(name: str, **options: Any) -> "Env":
 
 
 def make_vec(
-    name: str, *, num_envs: int, num_seeds: int = 1, pool: dict[str, Any] | None = None, **options: Any
+    name: str,
+    *,
+    num_envs: int,
+    num_seeds: int = 1,
+    pool: dict[str, Any] | None = None,
+    **options: Any,
 ) -> "VecEnv | HostEnv":
     """Make a vectorized environment, compiled or stepped on the host.
 
@@ -175,7 +216,9 @@ def make_vec(
         made = custom.make_any(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
     elif suite in OF_FILES and options.get("backend") == "mujoco":
         module = import_module(f"jaxrl_fast.envs.from_{suite}")
-        made = module.make_host(num_envs=num_envs, num_seeds=num_seeds, pool=pool_options(pool), **options)
+        made = module.make_host(
+            num_envs=num_envs, num_seeds=num_seeds, pool=pool_options(pool), **options
+        )
     elif pool and suite not in OF_FILES:
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
     else:
@@ -187,22 +230,27 @@ def make_vec(
 
 
 def makers(name: str, options: dict[str, Any]) -> list[Any]:
-    """Return the functions whose keyword arguments are the options of an environment, without calling them.
+    """Return the functions whose keyword arguments are the options of an environment, without
+    calling them.
 
     Args:
         name: As in `make`.
         options: Options of the environment.
 
     Returns:
-        A function of the suite's adapter, with ``atari`` also the function that makes one game, or a user's function.
+        A function of the suite's adapter, with ``atari`` also the function that makes one game, or
+        a user's function.
 
     Raises:
-        ValueError: Unknown name, a user's function that cannot be imported, or a package that is not installed.
+        ValueError: Unknown name, a user's function that cannot be imported, or a package that is
+            not installed.
     """
     suite, options = resolve(name, options)
     if suite == "custom":
         return [import_function(options["make"], "env.make")]
-    module, function = HOST_SUITES.get(suite, (MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"), "make", ""))[:2]
+    module, function = HOST_SUITES.get(
+        suite, (MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"), "make", "")
+    )[:2]
     try:
         adapter = import_module(module)
     except ModuleNotFoundError as error:
@@ -213,7 +261,9 @@ def makers(name: str, options: dict[str, Any]) -> list[Any]:
 def _missing(name: str, suite: str, error: ModuleNotFoundError) -> ValueError:
     oldest = NEEDS_PYTHON.get(suite, (3, 0))
     if sys.version_info < oldest:
-        return ValueError(f"env={name} needs Python {oldest[0]}.{oldest[1]} or later: make an environment with it")
+        return ValueError(
+            f"env={name} needs Python {oldest[0]}.{oldest[1]} or later: make an environment with it"
+        )
     needed = f"'jaxrl_fast[{suite}]'" if suite in EXTRAS else error.name
     return ValueError(f"env={name} needs the package '{error.name}': pip install {needed}")
 
@@ -260,7 +310,9 @@ def pool_options(pool: dict[str, Any] | None) -> Any:
         raise ValueError(f"pool={pool!r}: write options by name, such as pool={{'workers': 2}}")
     for option in pool or {}:
         if option not in options._fields:
-            raise ValueError(f"unknown pool option '{option}': write one of {', '.join(options._fields)}")
+            raise ValueError(
+                f"unknown pool option '{option}': write one of {', '.join(options._fields)}"
+            )
     return options(**(pool or {}))
 
 
@@ -268,7 +320,8 @@ def is_host(name: str) -> bool:
     """Check whether a suite is always stepped on the host.
 
     Args:
-        name: Short name, suite or ``custom``. A ``custom`` environment may be stepped on the host, but gives False.
+        name: Short name, suite or ``custom``. A ``custom`` environment may be stepped on the host,
+            but gives False.
 
     Returns:
         True for the suites of `HOST_SUITES`.
@@ -314,19 +367,24 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         options: Options of the environment.
 
     Returns:
-        The suite, and options with the ``id`` (of ``custom``: the ``make``; of `OF_FILES`: the ``file``).
+        The suite, and options with the ``id`` (of ``custom``: the ``make``; of `OF_FILES`: the
+        ``file``).
 
     Raises:
-        ValueError: Unknown name, missing ``id`` or ``make``, an ``id`` that contradicts the short name, or
-            ``num_agents`` for a suite with one agent.
+        ValueError: Unknown name, missing ``id`` or ``make``, an ``id`` that contradicts the short
+            name, or ``num_agents`` for a suite with one agent.
     """
     suite = SHORT_NAMES[name][0] if name in SHORT_NAMES else name
     if suite in OF_ONE_AGENT and options.get("num_agents") is not None:
-        raise ValueError(f"env.num_agents={options['num_agents']}: env={name} has one agent: leave it out")
+        raise ValueError(
+            f"env.num_agents={options['num_agents']}: env={name} has one agent: leave it out"
+        )
     if name in SHORT_NAMES:
         suite, id, defaults = SHORT_NAMES[name]
         if options.get("id") not in (None, id):
-            raise ValueError(f"env={name} is {suite}'s {id}: leave env.id out, or write env={suite} with it")
+            raise ValueError(
+                f"env={name} is {suite}'s {id}: leave env.id out, or write env={suite} with it"
+            )
         return suite, {**defaults, **options, "id": id}
     if name == "custom":
         if not options.get("make"):
@@ -354,7 +412,9 @@ def _seen(env: Any, frame_stack: int | None, arguments: str = "") -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """Format options as text that is equal in every process: functions and objects by name, without addresses."""
+    """Format options as text that is equal in every process: functions and objects by name, without
+    addresses.
+    """
     if isinstance(value, dict):
         return " ".join(f"{key}={_as_text(value[key])}" for key in sorted(value, key=str))
     if isinstance(value, list | tuple):
@@ -365,5 +425,7 @@ def _as_text(value: Any) -> str:
 
 def _nearest(name: str, known: list[str]) -> str:
     lowered: dict[str, str] = {other.lower(): other for other in known}
-    close = [lowered[other] for other in get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)]
+    close = [
+        lowered[other] for other in get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)
+    ]
     return "nearest: " + ", ".join(close) if close else "write one of " + ", ".join(sorted(known))

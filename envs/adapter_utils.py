@@ -1,4 +1,6 @@
-"""Utilities of the adapters: relaxed dtype promotion, fixed dtypes, wrappers, and imports that are postponed."""
+"""Utilities of the adapters: relaxed dtype promotion, fixed dtypes, wrappers, and imports that are
+postponed.
+"""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +21,8 @@ R = TypeVar("R")
 
 
 def relaxed(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that JAX promotes ranks and dtypes implicitly in it, as other libraries need.
+    """Wrap a function so that JAX promotes ranks and dtypes implicitly in it, as other libraries
+    need.
 
     Args:
         function: Function to wrap.
@@ -69,7 +72,8 @@ def like(tree: PyTree, before: PyTree) -> PyTree:
 
 
 def actions_of(space: Any, name: str) -> Actions:
-    """Convert an action space in the style of gymnax, whose classes other libraries copy, by its attributes.
+    """Convert an action space in the style of gymnax, whose classes other libraries copy, by its
+    attributes.
 
     Args:
         space: Space with ``n``, with ``num_categories``, or with ``low``, ``high`` and ``shape``.
@@ -88,8 +92,13 @@ def _other_actions(space: Any, name: str) -> Actions:
     if np.ndim(getattr(space, "num_categories", 0)) == 1:
         return MultiDiscrete(tuple(int(size) for size in space.num_categories))
     if not all(hasattr(space, bound) for bound in ("low", "high", "shape")):
-        raise ValueError(f"{name} has actions of kind {type(space).__name__}; Discrete and Box are supported")
-    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
+        raise ValueError(
+            f"{name} has actions of kind {type(space).__name__}; Discrete and Box are supported"
+        )
+    low, high = (
+        np.broadcast_to(np.asarray(bound, np.float32), space.shape)
+        for bound in (space.low, space.high)
+    )
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ValueError(f"{name} has unbounded actions; write an environment with finite bounds")
     return Box(low, high)
@@ -104,22 +113,30 @@ def is_discrete(space: Any) -> bool:
     Returns:
         Whether it has a number of elements, ``n``, and no axes.
     """
-    return isinstance(getattr(space, "n", None), int | np.integer) and not getattr(space, "shape", ())
+    return isinstance(getattr(space, "n", None), int | np.integer) and not getattr(
+        space, "shape", ()
+    )
 
 
 def layers_of(env: Any) -> list[tuple[Any, str]]:
     """List the wrappers around an environment, and the environment.
 
     Args:
-        env: Environment or wrapper of any library. A wrapper has one attribute with ``reset`` and ``step``.
+        env: Environment or wrapper of any library. A wrapper has one attribute with ``reset`` and
+            ``step``.
 
     Returns:
-        Wrappers from the outermost on, each with the name of that attribute, and last the environment with "".
+        Wrappers from the outermost on, each with the name of that attribute, and last the
+        environment with "".
     """
     layers: list[tuple[Any, str]] = []
     while True:
         held = [name for name, value in getattr(env, "__dict__", {}).items() if is_steppable(value)]
-        own = held[0] if len(held) == 1 and getattr(env, held[0]) not in [layer for layer, _ in layers] else ""
+        own = (
+            held[0]
+            if len(held) == 1 and getattr(env, held[0]) not in [layer for layer, _ in layers]
+            else ""
+        )
         layers.append((env, own))
         if not own:
             return layers
@@ -151,7 +168,8 @@ def around(layer: Any, held: str, inner: Any, name: str) -> Any:
         The copy, or ``layer`` if it holds ``inner`` already.
 
     Raises:
-        ValueError: Another attribute of the wrapper is a function of the environment inside, such as its ``step``.
+        ValueError: Another attribute of the wrapper is a function of the environment inside, such
+            as its ``step``.
     """
     before = getattr(layer, held)
     if before is inner:
@@ -187,7 +205,8 @@ def changed(layer: Any, **attributes: Any) -> Any:
     """Return a copy of an object with other attributes.
 
     Args:
-        layer: Object. `copy.copy` would ask a wrapper without attributes for some, and its ``__getattr__`` recurse.
+        layer: Object. `copy.copy` would ask a wrapper without attributes for some, and its
+            ``__getattr__`` recurse.
         **attributes: New values.
 
     Returns:
@@ -201,8 +220,9 @@ def changed(layer: Any, **attributes: Any) -> Any:
 def import_later(*names: str) -> None:
     """Postpone the import of modules until one of their attributes is used.
 
-    Another library imports them at its top, for functions that few users call. `importlib.util.LazyLoader` of Python
-    3.11 does not help, because it loads the module at the second import.
+    Another library imports them at its top, for functions that few users call.
+    `importlib.util.LazyLoader` of Python 3.11 does not help, because it loads the module at the
+    second import.
 
     Args:
         *names: Modules. Those that are imported already or not installed are skipped.

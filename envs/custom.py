@@ -27,10 +27,11 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     """Make a user's compiled environment.
 
     Args:
-        make: ``my_package.make``, ``my_package:make`` or the function; the current directory is searched, too. It
-            returns an `Env`, a gymnax-style environment (alone or with its parameters) or a brax-style one.
-        **options: Arguments of ``make``. ``episode_length`` or ``max_episode_steps`` is the time limit in steps, unless
-            ``make`` has a parameter of that name.
+        make: ``my_package.make``, ``my_package:make`` or the function; the current directory is
+            searched, too. It returns an `Env`, a gymnax-style environment (alone or with its
+            parameters) or a brax-style one.
+        **options: Arguments of ``make``. ``episode_length`` or ``max_episode_steps`` is the time
+            limit in steps, unless ``make`` has a parameter of that name.
 
     Returns:
         The environment.
@@ -41,18 +42,26 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     called = _call(make, options)
     if _is_gymnasium(called.made) or _is_parallel(called.made) or _is_batched(called.made):
         getattr(called.made, "close", lambda: None)()
-        raise ValueError(f"env.make={called.name} is stepped on the host and cannot be compiled: write make_env(...)")
+        raise ValueError(
+            f"env.make={called.name} is stepped on the host and cannot be compiled: write make_env(...)"
+        )
     return _compiled(called)
 
 
 def make_any(
-    *, make: str | Callable[..., Any], num_envs: int, num_seeds: int, pool: dict[str, Any] | None, **options: Any
+    *,
+    make: str | Callable[..., Any],
+    num_envs: int,
+    num_seeds: int,
+    pool: dict[str, Any] | None,
+    **options: Any,
 ) -> Env | HostEnv:
     """Make a user's compiled environment, or a vectorized one stepped on the host.
 
     Args:
-        make: As in `make`; it may also return a `gymnasium.Env`, a PettingZoo parallel environment or a simulator of
-            many environments (`envs.from_batched`). It gets ``num_envs`` if it has a parameter of that name.
+        make: As in `make`; it may also return a `gymnasium.Env`, a PettingZoo parallel environment
+            or a simulator of many environments (`envs.from_batched`). It gets ``num_envs`` if it
+            has a parameter of that name.
         num_envs: Number of environments for each seed, if stepped on the host.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
@@ -76,8 +85,14 @@ def make_any(
             agents = import_module("jaxrl_fast.envs.pool.several_agents")
             again = partial(agents.acting_together, again, called.episode_length)
             first = agents.AgentsTogether(first, called.episode_length)
-        sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": called.episode_length}
-        pictured = getattr(first, "render_mode", None) == "rgb_array" or _takes_render_mode(called.function)
+        sizes = {
+            "num_envs": num_envs,
+            "num_seeds": num_seeds,
+            "max_episode_steps": called.episode_length,
+        }
+        pictured = getattr(first, "render_mode", None) == "rgb_array" or _takes_render_mode(
+            called.function
+        )
         made = host.make_custom_host(again, name=called.name, pool=given, first=first, **sizes)
         return made._replace(draws=made.draws and pictured)
     return _compiled(called)
@@ -87,7 +102,8 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
     """Make one user environment that can be drawn.
 
     Args:
-        make: As in `make_any`. If the function takes ``render_mode``, it is called with ``rgb_array``.
+        make: As in `make_any`. If the function takes ``render_mode``, it is called with
+            ``rgb_array``.
         **options: As in `make`.
 
     Returns:
@@ -137,10 +153,14 @@ class Called(NamedTuple):
     episode_length: int | None
 
 
-def _simulator(called: Called, num_envs: int, num_seeds: int, pool: dict[str, Any] | None) -> HostEnv:
+def _simulator(
+    called: Called, num_envs: int, num_seeds: int, pool: dict[str, Any] | None
+) -> HostEnv:
     """Make a host environment of a simulator of many."""
     if called.episode_length is not None:
-        raise ValueError(f"env.make={called.name} is a simulator, which sets its limit: leave env.episode_length out")
+        raise ValueError(
+            f"env.make={called.name} is a simulator, which sets its limit: leave env.episode_length out"
+        )
     options = import_module("jaxrl_fast.envs").pool_options(pool)
     if options._replace(num_groups=None, workers=options.workers or "auto") != type(options)():
         raise ValueError(f"env.make={called.name} is one simulator and has no pool: leave pool out")
@@ -150,7 +170,9 @@ def _simulator(called: Called, num_envs: int, num_seeds: int, pool: dict[str, An
         return called.function(**called.options | own)
 
     from_batched = import_module("jaxrl_fast.envs.from_batched")
-    return from_batched.make_host(again, called.made, name=called.name, num_envs=num_envs, num_seeds=num_seeds)
+    return from_batched.make_host(
+        again, called.made, name=called.name, num_envs=num_envs, num_seeds=num_seeds
+    )
 
 
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:
@@ -164,8 +186,8 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         The vectorized environment.
 
     Raises:
-        ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole number, or ``env`` is
-            not an `Env` or breaks one of its rules.
+        ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole
+            number, or ``env`` is not an `Env` or breaks one of its rules.
     """
     require_32_bits()
     if isinstance(env, VecEnv | HostEnv):
@@ -180,7 +202,9 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
 
 @contextmanager
 def _rules(what: str) -> Iterator[None]:
-    """Raise errors as `RuleBroken` in one line; ``what`` is the environment, whose functions are called."""
+    """Raise errors as `RuleBroken` in one line; ``what`` is the environment, whose functions are
+    called.
+    """
     try:
         yield
     except ValueError as error:
@@ -192,12 +216,18 @@ def _rules(what: str) -> Iterator[None]:
 def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int = 1) -> Called:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
     function = import_function(make, "env.make") if isinstance(make, str) else make
-    limits = {key: options[key] for key in LIMITS if options.get(key) is not None and key not in _parameters(function)}
+    limits = {
+        key: options[key]
+        for key in LIMITS
+        if options.get(key) is not None and key not in _parameters(function)
+    }
     for key, limit in limits.items():
         if not is_count(limit):
             raise ValueError(f"env.{key}={limit}: {A_COUNT}")
     if len(limits) > 1:
-        raise ValueError(f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only")
+        raise ValueError(
+            f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only"
+        )
     given = {key: value for key, value in options.items() if key not in limits}
     given |= {"num_envs": num_envs} if "num_envs" in _parameters(function) else {}
     _check_takes(name, function, given)
@@ -227,10 +257,16 @@ def _check_takes(name: str, function: Callable[..., Any], options: Iterable[str]
 
 
 def _is_batched(made: Any) -> bool:
-    """Check for the interface of a simulator of many environments, also inside Gymnasium's wrappers."""
+    """Check for the interface of a simulator of many environments, also inside Gymnasium's
+    wrappers.
+    """
     if _is_gymnasium(made):
-        return all(hasattr(made.unwrapped, name) for name in ("num_envs", "single_observation_space"))
-    alone = isinstance(made, Env | tuple) or _has(made, "step_env") or _has(made, "observation_size")
+        return all(
+            hasattr(made.unwrapped, name) for name in ("num_envs", "single_observation_space")
+        )
+    alone = (
+        isinstance(made, Env | tuple) or _has(made, "step_env") or _has(made, "observation_size")
+    )
     return not alone and _has(made, "num_envs", "reset", "step")
 
 
@@ -247,7 +283,9 @@ def _takes_render_mode(function: Callable[..., Any]) -> bool:
 
 
 def _is_gymnasium(made: Any) -> bool:
-    """Check for a `gymnasium.Env` without importing Gymnasium, which is imported already if one was made."""
+    """Check for a `gymnasium.Env` without importing Gymnasium, which is imported already if one was
+    made.
+    """
     known = sys.modules.get("gymnasium")
     return known is not None and isinstance(made, known.Env)
 
@@ -265,13 +303,18 @@ def _compiled(called: Called) -> Env:
 
 
 def _limited(env: Env, episode_length: int | None) -> Env:
-    return env if episode_length is None else env._replace(spec=env.spec._replace(max_episode_steps=episode_length))
+    return (
+        env
+        if episode_length is None
+        else env._replace(spec=env.spec._replace(max_episode_steps=episode_length))
+    )
 
 
 def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
     """Convert an `Env` or an environment in the style of gymnax or brax to an `Env`.
 
-    Wrappers are called, but wrappers of brax, MuJoCo Playground and gymnax make no batches and do not reset.
+    Wrappers are called, but wrappers of brax, MuJoCo Playground and gymnax make no batches and do
+    not reset.
 
     Args:
         made: Environment, or a pair of a gymnax-style environment and its parameters.
@@ -290,12 +333,17 @@ def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
     if _has(env, "reset_env", "step_env", "default_params", "action_space"):
         from_gymnax = import_module("jaxrl_fast.envs.from_gymnax")
         params = from_gymnax.with_limit(env, params, episode_length)
-        return _limited(from_gymnax.adapt(from_gymnax.unwrapped(env, params, name), params, name=name), episode_length)
+        return _limited(
+            from_gymnax.adapt(from_gymnax.unwrapped(env, params, name), params, name=name),
+            episode_length,
+        )
     if params is None and _has(env, "reset", "step", "observation_size", "action_size"):
         from_brax = import_module("jaxrl_fast.envs.from_brax")
         single, limit = from_brax.unwrapped(env, name, episode_length)
         return from_brax.adapt(single, name=name, max_episode_steps=limit)
-    if _has(made, "reset", "step", "observation_space", "action_space") and not hasattr(made, "num_envs"):
+    if _has(made, "reset", "step", "observation_space", "action_space") and not hasattr(
+        made, "num_envs"
+    ):
         raise ValueError(
             f"env.make={name} returned {type(made).__name__}, which is no gymnasium.Env: derive it from gymnasium.Env; "
             "reset returns (obs, info), and step returns (obs, reward, terminated, truncated, info)"
@@ -309,7 +357,9 @@ def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
 
 
 def _has(env: Any, *names: str) -> bool:
-    """Check whether an environment, or one that it wraps, has attributes, without computing brax's properties."""
+    """Check whether an environment, or one that it wraps, has attributes, without computing brax's
+    properties.
+    """
     classes = [type(layer) for layer, _ in layers_of(env)]
     inside = takewhile(lambda outer: hasattr(outer[0], "__getattr__"), pairwise(classes))
     classes = [classes[0], *(inner for _, inner in inside)]

@@ -1,6 +1,7 @@
 """Pictures of gymnax and multi-agent environments, drawn from their states.
 
-gymnax's visualizer is not used: it needs pygame for simple line drawings, and writes files instead of arrays.
+gymnax's visualizer is not used: it needs pygame for simple line drawings, and writes files instead
+of arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +10,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-SKY, GROUND, BODY, LIMB, GOAL, DARK = "#eef1f5", "#8b95a1", "#f0803f", "#b8481a", "#2f9e62", "#1b232c"
+SKY, GROUND, BODY, LIMB, GOAL, DARK = (
+    "#eef1f5",
+    "#8b95a1",
+    "#f0803f",
+    "#b8481a",
+    "#2f9e62",
+    "#1b232c",
+)
 CHANNEL_COLORS = (
     (86, 180, 233),
     (240, 128, 63),
@@ -22,7 +30,9 @@ CHANNEL_COLORS = (
     (153, 153, 153),
     (255, 170, 190),
 )
-"""Colors for the channels of a grid, in turn. Most are distinguishable for color-blind people (Okabe and Ito, 2008)."""
+"""Colors for the channels of a grid, in turn. Most are distinguishable for color-blind people
+(Okabe and Ito, 2008).
+"""
 Points = Any
 """Points ``(x, y)``: ``[N, 2]`` or a list of pairs."""
 
@@ -36,7 +46,9 @@ class Sheet:
         pixels: Width and height in pixels.
     """
 
-    def __init__(self, center: tuple[float, float], height: float, pixels: tuple[int, int] = (960, 640)) -> None:
+    def __init__(
+        self, center: tuple[float, float], height: float, pixels: tuple[int, int] = (960, 640)
+    ) -> None:
         self.image = Image.new("RGB", pixels, SKY)
         self.pen = ImageDraw.Draw(self.image)
         self.center, self.scale = np.array(center), pixels[1] / height
@@ -104,7 +116,9 @@ def pendulum(state: Any, params: Any) -> np.ndarray:
     sheet.disk((0.0, 0.0), 0.05 * length, DARK)
     turned = np.linspace(0.0, np.pi / 2 * torque / float(params.max_torque), 24)
     if abs(turned[-1]) > 0.05:
-        sheet.line(0.3 * length * np.stack([-np.sin(turned), np.cos(turned)], axis=-1), 0.03 * length, DARK)
+        sheet.line(
+            0.3 * length * np.stack([-np.sin(turned), np.cos(turned)], axis=-1), 0.03 * length, DARK
+        )
     return sheet.picture()
 
 
@@ -120,7 +134,9 @@ def acrobot(state: Any, params: Any) -> np.ndarray:
     """
     lengths = np.array([params.link_length_1, params.link_length_2], float)
     angles = np.cumsum([float(state.joint_angle1), float(state.joint_angle2)])
-    joints = np.cumsum(lengths[:, None] * np.stack([np.sin(angles), -np.cos(angles)], axis=-1), axis=0)
+    joints = np.cumsum(
+        lengths[:, None] * np.stack([np.sin(angles), -np.cos(angles)], axis=-1), axis=0
+    )
     reach = float(lengths.sum())
     sheet = Sheet((0.0, 0.0), 2.3 * reach, (800, 800))
     sheet.line([(-1.2 * reach, 1.0), (1.2 * reach, 1.0)], 0.03, GOAL)
@@ -154,7 +170,9 @@ def mountain_car(state: Any, params: Any) -> np.ndarray:
     x = float(state.position)
     slope = np.arctan(1.35 * np.cos(3 * x))
     turn = np.array([[np.cos(slope), np.sin(slope)], [-np.sin(slope), np.cos(slope)]])
-    body = np.array([(-0.06, 0.03), (0.06, 0.03), (0.06, 0.07), (0.03, 0.09), (-0.04, 0.09), (-0.06, 0.07)])
+    body = np.array(
+        [(-0.06, 0.03), (0.06, 0.03), (0.06, 0.07), (0.03, 0.09), (-0.04, 0.09), (-0.06, 0.07)]
+    )
     sheet.shape(on_hill(x) + body @ turn, BODY)
     for wheel in np.array([(-0.035, 0.025), (0.035, 0.025)]) @ turn:
         sheet.disk(on_hill(x) + wheel, 0.022, DARK)
@@ -168,8 +186,8 @@ LINES: dict[str, tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], float]]
     "MountainCarContinuous-v0": (mountain_car, lambda params: 1 / 30),
     "Pendulum-v1": (pendulum, lambda params: params.dt),
 }
-"""Id -> (function of gymnax's state and parameters that draws a picture, function of the parameters for seconds per
-step).
+"""Id -> (function of gymnax's state and parameters that draws a picture, function of the parameters
+for seconds per step).
 """
 
 
@@ -180,7 +198,8 @@ def is_grid(shape: Sequence[int]) -> bool:
         shape: Shape of the observation.
 
     Returns:
-        True for ``[rows, columns]`` and ``[rows, columns, channels]`` with more than 3 rows and columns.
+        True for ``[rows, columns]`` and ``[rows, columns, channels]`` with more than 3 rows and
+        columns.
     """
     return len(shape) in (2, 3) and min(shape[:2]) > 3
 
@@ -196,7 +215,9 @@ def grid(observation: Any) -> np.ndarray:
     """
     cells = np.asarray(observation) != 0
     cells = cells if cells.ndim == 3 else cells[..., None]
-    colors = np.array([CHANNEL_COLORS[i % len(CHANNEL_COLORS)] for i in range(cells.shape[2])], np.uint8)
+    colors = np.array(
+        [CHANNEL_COLORS[i % len(CHANNEL_COLORS)] for i in range(cells.shape[2])], np.uint8
+    )
     background = np.array((24, 29, 36), np.uint8)
     return np.where(cells.any(axis=2, keepdims=True), colors[cells.argmax(axis=2)], background)
 
@@ -222,7 +243,9 @@ def foraging(grid_size: int) -> Callable[[Any], np.ndarray]:
     def draw(state: Any) -> np.ndarray:
         sheet = _board(grid_size, grid_size)
         food, players = state.food_items, state.agents
-        for place, level, eaten in zip(*map(np.asarray, (food.position, food.level, food.eaten)), strict=True):
+        for place, level, eaten in zip(
+            *map(np.asarray, (food.position, food.level, food.eaten)), strict=True
+        ):
             if not eaten:
                 _piece(sheet, place, int(level), GOAL)
         for place, level, loads in zip(
@@ -237,7 +260,8 @@ def foraging(grid_size: int) -> Callable[[Any], np.ndarray]:
 def warehouse(state: Any, goals: list[tuple[int, int]]) -> np.ndarray:
     """Draw Jumanji's robot warehouse.
 
-    Shelves are blue (green if requested). Robots are orange (red while carrying), with a line in their direction.
+    Shelves are blue (green if requested). Robots are orange (red while carrying), with a line in
+    their direction.
 
     Args:
         state: Jumanji state.
@@ -251,12 +275,16 @@ def warehouse(state: Any, goals: list[tuple[int, int]]) -> np.ndarray:
         _square(sheet, (row, column), 0.96, DARK)
     shelves, robots = state.shelves, state.agents
     for row, column, wanted in zip(
-        *map(np.asarray, (shelves.position.x, shelves.position.y, shelves.is_requested)), strict=True
+        *map(np.asarray, (shelves.position.x, shelves.position.y, shelves.is_requested)),
+        strict=True,
     ):
         _square(sheet, (row, column), 0.8, REQUESTED if wanted else SHELF)
     headings = ((0.0, 1.0), (1.0, 0.0), (0.0, -1.0), (-1.0, 0.0))  # up, right, down, left
     for row, column, looks, carries in zip(
-        *map(np.asarray, (robots.position.x, robots.position.y, robots.direction, robots.is_carrying)), strict=True
+        *map(
+            np.asarray, (robots.position.x, robots.position.y, robots.direction, robots.is_carrying)
+        ),
+        strict=True,
     ):
         center = np.array((column, -row), float)
         sheet.disk(center, 0.33, LIMB if carries else BODY)
@@ -265,7 +293,8 @@ def warehouse(state: Any, goals: list[tuple[int, int]]) -> np.ndarray:
 
 
 def particles(env: Any) -> Callable[[Any], np.ndarray]:
-    """Make a function that draws JaxMARL's particle environments (MPE), agents and landmarks as disks.
+    """Make a function that draws JaxMARL's particle environments (MPE), agents and landmarks as
+    disks.
 
     Args:
         env: JaxMARL environment, for sizes and colors.
@@ -275,7 +304,9 @@ def particles(env: Any) -> Callable[[Any], np.ndarray]:
     """
     sizes = np.asarray(env.rad, float)
     colors = ["#{:02x}{:02x}{:02x}".format(*map(int, np.asarray(color))) for color in env.colour]
-    order = sorted(range(len(sizes)), key=lambda i: i < env.num_agents)  # landmarks first, under the agents
+    order = sorted(
+        range(len(sizes)), key=lambda i: i < env.num_agents
+    )  # landmarks first, under the agents
 
     def draw(state: Any) -> np.ndarray:
         sheet = Sheet((0.0, 0.0), 4.0, (SIDE, SIDE))
@@ -289,7 +320,8 @@ def particles(env: Any) -> Callable[[Any], np.ndarray]:
 def battle(env: Any) -> Callable[[Any], np.ndarray]:
     """Make a function that draws JaxMARL's battles (SMAX).
 
-    Units are drawn at twice their size in their team's color; the area inside a unit's ring shows its health.
+    Units are drawn at twice their size in their team's color; the area inside a unit's ring shows
+    its health.
 
     Args:
         env: JaxMARL environment, for sizes and health.
@@ -303,13 +335,18 @@ def battle(env: Any) -> Callable[[Any], np.ndarray]:
     def draw(state: Any) -> np.ndarray:
         units = getattr(state.state, "state", state.state)
         sheet = Sheet(middle, env.map_height, (SIDE * env.map_width // env.map_height, SIDE))
-        kinds, alive = np.asarray(units.unit_types).astype(int), np.asarray(units.unit_alive).astype(bool)
+        kinds, alive = (
+            np.asarray(units.unit_types).astype(int),
+            np.asarray(units.unit_alive).astype(bool),
+        )
         for i, place in enumerate(np.asarray(units.unit_positions)):
             if alive[i]:
                 radius, health = 2 * sizes[kinds[i]], float(units.unit_health[i]) / full[kinds[i]]
                 sheet.disk(place, radius, DARK)
                 sheet.disk(place, 0.9 * radius, SKY)
-                sheet.disk(place, 0.9 * radius * np.sqrt(max(health, 0.0)), TEAMS[int(i >= env.num_allies)])
+                sheet.disk(
+                    place, 0.9 * radius * np.sqrt(max(health, 0.0)), TEAMS[int(i >= env.num_allies)]
+                )
         return sheet.picture()
 
     return draw

@@ -1,4 +1,6 @@
-"""Checks of a user's environment: shapes and dtypes before training, and all rules on request (`check_env`)."""
+"""Checks of a user's environment: shapes and dtypes before training, and all rules on request
+(`check_env`).
+"""
 
 import copy
 import math
@@ -29,7 +31,15 @@ from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.env import Draw, Env, VecEnv, is_count, vectorize
 from jaxrl_fast.envs.episode_metrics import check_names
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.envs.playing import NUM_ENVS, Player, Trace, compiled_player, equal, host_player, play_episodes
+from jaxrl_fast.envs.playing import (
+    NUM_ENVS,
+    Player,
+    Trace,
+    compiled_player,
+    equal,
+    host_player,
+    play_episodes,
+)
 from jaxrl_fast.numerics.normalization import is_mask
 from jaxrl_fast.system import fault_of
 
@@ -44,7 +54,8 @@ def check_start(env: Env, name: str) -> None:
         name: Name in error messages.
 
     Raises:
-        ValueError: A shape or dtype is wrong, the first observation is not finite, or the picture is wrong.
+        ValueError: A shape or dtype is wrong, the first observation is not finite, or the picture
+            is wrong.
     """
     check_shapes(env, name)
     state, first = jax.jit(lambda key: env.reset(key, env.sample_params(key)))(jax.random.key(0))
@@ -72,7 +83,9 @@ def check_picture(draw: Draw, state: PyTree, name: str) -> None:
         raise ValueError(f"{name}: draw failed: {fault_of(error)}") from error
     shape, dtype = np.shape(picture), getattr(picture, "dtype", type(picture).__name__)
     if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or not all(shape):
-        raise ValueError(f"{name}: draw gives {dtype}{list(shape)}: write uint8[height, width, 3], an RGB picture")
+        raise ValueError(
+            f"{name}: draw gives {dtype}{list(shape)}: write uint8[height, width, 3], an RGB picture"
+        )
 
 
 def check_shapes(env: Env, name: str) -> None:
@@ -83,8 +96,8 @@ def check_shapes(env: Env, name: str) -> None:
         name: Name in error messages.
 
     Raises:
-        ValueError: ``sample_params``, ``reset``, ``step`` or ``success`` fails or contradicts the spec, which also
-            declares the metrics.
+        ValueError: ``sample_params``, ``reset``, ``step`` or ``success`` fails or contradicts the
+            spec, which also declares the metrics.
     """
     _check_observations(name, env.spec)
     action, key = _an_action(name, env.spec), jax.random.key(0)
@@ -102,10 +115,14 @@ def check_shapes(env: Env, name: str) -> None:
     _require_like(name, "step gives a next_obs", timestep.next_obs, "its spec", env.spec.obs)
     for field, kind in (("terminated", "bool"), ("truncated", "bool")):
         _require_numbers(name, f"step gives {field}", getattr(timestep, field), kind)
-    _require_numbers(name, "step gives reward", timestep.reward, "real number", reward_shape(env.spec))
+    _require_numbers(
+        name, "step gives reward", timestep.reward, "real number", reward_shape(env.spec)
+    )
     check_names(env.spec.metrics, timestep.metrics, name)
     if env.success is not None:
-        _require_numbers(name, "success gives", _shapes(name, "success", env.success, after), "bool")
+        _require_numbers(
+            name, "success gives", _shapes(name, "success", env.success, after), "bool"
+        )
 
 
 def check_spaces(spec: EnvSpec, name: str) -> None:
@@ -162,7 +179,9 @@ def _check_observations(name: str, spec: EnvSpec) -> None:
         )
     leaves = jax.tree_util.tree_leaves_with_path(spec.obs)
     if sum(math.prod(leaf.shape) for path, leaf in leaves if not is_mask(path)) < 1:
-        raise ValueError(f"{name}: its spec has no numbers to observe: write jax.ShapeDtypeStruct(shape, dtype)")
+        raise ValueError(
+            f"{name}: its spec has no numbers to observe: write jax.ShapeDtypeStruct(shape, dtype)"
+        )
     _check_agents(name, spec)
     for mask in [leaf for path, leaf in leaves if is_mask(path)]:
         wanted = () if spec.num_agents is None else (spec.num_agents,)
@@ -194,8 +213,14 @@ def _check_agents(name: str, spec: EnvSpec) -> None:
     if spec.num_agents is None:
         return
     if not is_count(spec.num_agents):
-        raise ValueError(f"{name}: num_agents={spec.num_agents!r}: write a whole number of at least 1")
-    own = {key: leaf for key, leaf in spec.obs.items() if key != STATE} if isinstance(spec.obs, dict) else spec.obs
+        raise ValueError(
+            f"{name}: num_agents={spec.num_agents!r}: write a whole number of at least 1"
+        )
+    own = (
+        {key: leaf for key, leaf in spec.obs.items() if key != STATE}
+        if isinstance(spec.obs, dict)
+        else spec.obs
+    )
     for leaf in jax.tree.leaves(own):
         if leaf.shape[:1] != (spec.num_agents,):
             raise ValueError(
@@ -204,16 +229,26 @@ def _check_agents(name: str, spec: EnvSpec) -> None:
             )
     out = own.get(OUT) if isinstance(own, dict) else None
     if out is not None and (out.shape != (spec.num_agents,) or out.dtype != jnp.bool_):
-        raise ValueError(f"{name}: '{OUT}' is {out.dtype}{list(out.shape)}: write bool[{spec.num_agents}]")
+        raise ValueError(
+            f"{name}: '{OUT}' is {out.dtype}{list(out.shape)}: write bool[{spec.num_agents}]"
+        )
 
 
 def _odd_observation(spec: PyTree) -> Any:
-    """Return the first part of an observation's spec that is not supported in training or policy files, or None."""
+    """Return the first part of an observation's spec that is not supported in training or policy
+    files, or None.
+    """
     if isinstance(spec, dict | list | tuple):
         inside = list(spec.values()) if isinstance(spec, dict) else spec
         keys = [key for key in spec if not isinstance(key, str)] if isinstance(spec, dict) else []
-        return next((odd for odd in (*keys, *map(_odd_observation, inside)) if odd is not None), None)
-    known = isinstance(spec, jax.ShapeDtypeStruct) and _is_real(spec.dtype) and jnp.result_type(spec) == spec.dtype
+        return next(
+            (odd for odd in (*keys, *map(_odd_observation, inside)) if odd is not None), None
+        )
+    known = (
+        isinstance(spec, jax.ShapeDtypeStruct)
+        and _is_real(spec.dtype)
+        and jnp.result_type(spec) == spec.dtype
+    )
     return None if known or spec is None else spec
 
 
@@ -223,10 +258,18 @@ def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(action_shape(spec), jnp.int32)
     if isinstance(space, Discrete) and is_count(space.num_actions):
         return jax.ShapeDtypeStruct(action_shape(spec), jnp.int32)
-    if isinstance(space, Box) and all(isinstance(x, np.ndarray | np.generic | jax.Array) for x in space):
+    if isinstance(space, Box) and all(
+        isinstance(x, np.ndarray | np.generic | jax.Array) for x in space
+    ):
         low, high = np.asarray(space.low), np.asarray(space.high)
         real = _is_real(low.dtype) and _is_real(high.dtype)
-        if real and low.shape == high.shape and low.size and np.isfinite([low, high]).all() and (low < high).all():
+        if (
+            real
+            and low.shape == high.shape
+            and low.size
+            and np.isfinite([low, high]).all()
+            and (low < high).all()
+        ):
             return jax.ShapeDtypeStruct(action_shape(spec), jnp.float32)
     raise ValueError(
         f"{name}: actions {space!r} are not supported: write Discrete(n) with n >= 1, or "
@@ -240,14 +283,22 @@ def _require_like(name: str, what: str, given: PyTree, whose: str, wanted: PyTre
         return str(shown).replace("'", "")
 
     if text(given) != text(wanted):
-        raise ValueError(f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree")
+        raise ValueError(
+            f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree"
+        )
 
 
-def _require_numbers(name: str, what: str, value: Any, kind: str, shape: tuple[int, ...] = ()) -> None:
+def _require_numbers(
+    name: str, what: str, value: Any, kind: str, shape: tuple[int, ...] = ()
+) -> None:
     wanted = f"write {'one' if shape == () else 'for each agent one'} {kind}, shape {list(shape)}"
     if not isinstance(value, jax.ShapeDtypeStruct):
         raise ValueError(f"{name}: {what} {value}: {wanted}")
-    fits = jnp.issubdtype(value.dtype, jnp.bool_) if kind == "bool" else _is_real(value.dtype) and value.dtype != bool
+    fits = (
+        jnp.issubdtype(value.dtype, jnp.bool_)
+        if kind == "bool"
+        else _is_real(value.dtype) and value.dtype != bool
+    )
     if value.shape != shape or not fits:
         raise ValueError(f"{name}: {what} {value.dtype}{list(value.shape)}: {wanted}")
 
@@ -310,11 +361,16 @@ class Report(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return one line for each rule, and one for the speed."""
-        rules = [f"{f.kind:<6} {RULES[f.rule]}{': ' if f.words else ''}{f.words}" for f in self.findings]
+        rules = [
+            f"{f.kind:<6} {RULES[f.rule]}{': ' if f.words else ''}{f.words}" for f in self.findings
+        ]
         if self.steps_per_s is None:
             return rules
         compiled = "" if self.compile_s is None else f", compiled in {self.compile_s:.1f} s"
-        return [*rules, f"speed  {self.steps_per_s:,.0f} steps/s in {self.num_envs} environments{compiled}"]
+        return [
+            *rules,
+            f"speed  {self.steps_per_s:,.0f} steps/s in {self.num_envs} environments{compiled}",
+        ]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -323,13 +379,17 @@ class Report(NamedTuple):
 TIMED_ENVS, TIMED_STEPS = 64, 64
 
 
-def check_env(env: Any, *, num_steps: int = 1_000, seed: int = 0, tell: Callable[[str], None] = print) -> Report:
+def check_env(
+    env: Any, *, num_steps: int = 1_000, seed: int = 0, tell: Callable[[str], None] = print
+) -> Report:
     """Play an environment, and report which rules it follows, with its speed.
 
     Args:
-        env: `Env`, `VecEnv`, `HostEnv`, an environment of Gymnasium, PettingZoo, gymnax or brax, or a function that
-            makes one. A function is called twice, and the environments are compared.
-        num_steps: Steps of each of 8 environments, at least to the end of the time limit, but at most 20 s.
+        env: `Env`, `VecEnv`, `HostEnv`, an environment of Gymnasium, PettingZoo, gymnax or brax, or
+            a function that makes one. A function is called twice, and the environments are
+            compared.
+        num_steps: Steps of each of 8 environments, at least to the end of the time limit, but at
+            most 20 s.
         seed: Seed.
         tell: Gets each line.
 
@@ -369,7 +429,9 @@ def _single(env: Env | VecEnv) -> Env:
     if isinstance(env, Env):
         return env
     if env.env is None:
-        raise ValueError(f"{env.spec.name}: check the single environment from which this VecEnv was made")
+        raise ValueError(
+            f"{env.spec.name}: check the single environment from which this VecEnv was made"
+        )
     return env.env
 
 
@@ -385,7 +447,9 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
     try:
         player = compiled_player(env)
         second = lambda: player if again is None else compiled_player(_single(again()))  # noqa: E731
-        return Report(name, (*found, *_judge(player, second, num_steps, seed)), *_speed(env), TIMED_ENVS)
+        return Report(
+            name, (*found, *_judge(player, second, num_steps, seed)), *_speed(env), TIMED_ENVS
+        )
     except Exception as error:
         words = f"{NUM_ENVS} of them cannot be played: {fault_of(error)}"
         return Report(name, (Verdict("wrong", "spec", words),))
@@ -393,7 +457,9 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
 
 def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
     if host.watched is None:
-        raise ValueError(f"{host.spec.name}: EnvPool's environments cannot be checked: write pool.backend=workers")
+        raise ValueError(
+            f"{host.spec.name}: EnvPool's environments cannot be checked: write pool.backend=workers"
+        )
     outside: list[str] = []
     players = [host_player(host.watched(NUM_ENVS, outside.append)) for _ in range(2)]
     try:
@@ -405,11 +471,17 @@ def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
         for player in players:
             player.close()
     space = Verdict("wrong", "space", outside[0]) if outside else Verdict("ok", "space")
-    return Report(host.spec.name, (Verdict("ok", "spec"), *found, space), steps_per_s, None, NUM_ENVS)
+    return Report(
+        host.spec.name, (Verdict("ok", "spec"), *found, space), steps_per_s, None, NUM_ENVS
+    )
 
 
-def _judge(player: Player, second: Callable[[], Player], num_steps: int, seed: int) -> list[Verdict]:
-    """Play the environments, and return the findings of the rules that are the same for all of them."""
+def _judge(
+    player: Player, second: Callable[[], Player], num_steps: int, seed: int
+) -> list[Verdict]:
+    """Play the environments, and return the findings of the rules that are the same for all of
+    them.
+    """
     limit = player.spec.max_episode_steps
     long = max(num_steps, 1 + min(limit or 0, 5 * num_steps))
     starts, trace = _judge_starts(player, seed), play_episodes(player, long, seed)
@@ -418,7 +490,11 @@ def _judge(player: Player, second: Callable[[], Player], num_steps: int, seed: i
     found = [starts, *_judge_repeats(trace, later, other, second, seed)]
     masked = isinstance(player.spec.obs, dict) and "action_mask" in player.spec.obs
     for rule in ("finite", *(["mask"] if masked else []), "terminal"):
-        found.append(Verdict("wrong", rule, trace.faults[rule]) if rule in trace.faults else Verdict("ok", rule))
+        found.append(
+            Verdict("wrong", rule, trace.faults[rule])
+            if rule in trace.faults
+            else Verdict("ok", rule)
+        )
     return [*found, _judge_limit(trace.ends, limit)]
 
 
@@ -433,8 +509,12 @@ def _judge_starts(player: Player, seed: int) -> Verdict:
     return Verdict("ok", "starts")
 
 
-def _judge_repeats(trace: Trace, later: Trace, other: Trace, second: Callable[[], Player], seed: int) -> list[Verdict]:
-    """Compare the same actions in the same and in a second environment, and other actions in environment 0."""
+def _judge_repeats(
+    trace: Trace, later: Trace, other: Trace, second: Callable[[], Player], seed: int
+) -> list[Verdict]:
+    """Compare the same actions in the same and in a second environment, and other actions in
+    environment 0.
+    """
 
     def differences(one: Trace, two: Trace) -> tuple[np.ndarray, int]:
         """Return for each environment whether it differs, and the first step at which one does."""
@@ -462,7 +542,14 @@ def _judge_repeats(trace: Trace, later: Trace, other: Trace, second: Callable[[]
         return [Verdict("ok", "repeats"), Verdict("ok", "separate"), acts]
     fresh, since = differences(trace, play_episodes(second(), len(trace.steps), seed))
     if fresh.any():
-        return [Verdict("wrong", "repeats", f"step {since} differs in a second environment that was made alike"), acts]
+        return [
+            Verdict(
+                "wrong",
+                "repeats",
+                f"step {since} differs in a second environment that was made alike",
+            ),
+            acts,
+        ]
     words = f"step {at} differs where another environment got other actions: they share something that changes"
     return [Verdict("ok", "repeats"), Verdict("wrong", "separate", words), acts]
 
@@ -474,11 +561,11 @@ def _judge_limit(ends: list[tuple[int, str]], limit: int | None) -> Verdict:
         words = f"{at} episodes terminated after exactly {limit} steps, the time limit: return terminated=False there"
         return Verdict("wrong", "limit", f"{words}; the limit itself truncates")
     if len(lengths) >= 4 and len(set(lengths)) == 1 and lengths[0] > 1:
-        words = (
-            f"all {len(lengths)} terminations came after exactly {lengths[0]} steps: if that is a time limit, return"
-        )
+        words = f"all {len(lengths)} terminations came after exactly {lengths[0]} steps: if that is a time limit, return"
         return Verdict(
-            "note", "limit", f"{words} truncated there, or write it as max_episode_steps or env.episode_length"
+            "note",
+            "limit",
+            f"{words} truncated there, or write it as max_episode_steps or env.episode_length",
         )
     if not ends:
         return Verdict("note", "limit", "no episode ended")
@@ -493,20 +580,28 @@ def _judge_purity(env: Env) -> Verdict:
     action = jax.ShapeDtypeStruct(
         action_shape(env.spec), jnp.float32 if isinstance(env.spec.action, Box) else jnp.int32
     )
-    for what, function, args in (("reset", env.reset, (key, params)), ("step", env.step, (state, action, key))):
+    for what, function, args in (
+        ("reset", env.reset, (key, params)),
+        ("step", env.step, (state, action, key)),
+    ):
         try:
-            first, again = (_fingerprint(jax.make_jaxpr(lambda *args, f=function: f(*args))(*args)) for _ in range(2))
+            first, again = (
+                _fingerprint(jax.make_jaxpr(lambda *args, f=function: f(*args))(*args))
+                for _ in range(2)
+            )
         except Exception as error:
             words = f"{what} fails when it is traced again: {type(error).__name__}: {_first_line(error)}"
             return Verdict("wrong", "pure", words)
         if first != again:
             words = f"{what} computes something else each time that it is traced: it reads or writes a value outside of"
-            return Verdict("wrong", "pure", f"{words} its arguments, such as a counter or NumPy's random numbers")
+            return Verdict(
+                "wrong",
+                "pure",
+                f"{words} its arguments, such as a counter or NumPy's random numbers",
+            )
         called = next((name for name, _ in first if "callback" in name), None)
         if called is not None:
-            words = (
-                f"{what} calls Python ({called}) at every step: such calls are slow, and JAX may repeat or drop them"
-            )
+            words = f"{what} calls Python ({called}) at every step: such calls are slow, and JAX may repeat or drop them"
             return Verdict("note", "pure", words)
     return Verdict("ok", "pure")
 
@@ -517,7 +612,11 @@ def _fingerprint(closed: Any) -> list[tuple[str, str]]:
     while todo:
         program = todo.pop()
         for x in getattr(program, "consts", ()):
-            numbers = jax.random.key_data(x) if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else x
+            numbers = (
+                jax.random.key_data(x)
+                if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+                else x
+            )
             found.append(("constant", str(hash(np.asarray(numbers).tobytes()))))
         for eqn in program.eqns:
             literals = [str(v.val) for v in eqn.invars if hasattr(v, "val")]
@@ -540,10 +639,14 @@ def _speed(env: Env) -> tuple[float, float]:
             now = jax.random.fold_in(key, t)
             drawn = jax.random.uniform(now, shape)
             if isinstance(space, Box):
-                low, high = (jnp.broadcast_to(jnp.asarray(bound, jnp.float32), shape) for bound in space)
+                low, high = (
+                    jnp.broadcast_to(jnp.asarray(bound, jnp.float32), shape) for bound in space
+                )
                 action = low + drawn * (high - low)
             else:
-                numbers = jnp.asarray(space.num_actions if isinstance(space, Discrete) else space.sizes)
+                numbers = jnp.asarray(
+                    space.num_actions if isinstance(space, Discrete) else space.sizes
+                )
                 action = (drawn * jnp.broadcast_to(numbers, shape)).astype(jnp.int32)
             state, ts = vec.step(state, action, now, bank, t)
             return state, ts.reward

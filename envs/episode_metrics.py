@@ -1,4 +1,6 @@
-"""Metrics of an environment over its episodes: their kinds, and their totals. No JAX, because workers import it."""
+"""Metrics of an environment over its episodes: their kinds, and their totals. No JAX, because
+workers import it.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -8,13 +10,16 @@ import numpy as np
 NO_KINDS: dict[str, str] = {}
 """Declaration of an environment without metrics."""
 KINDS = ("mean", "sum", "last", "max")
-"""What one number of an episode is: mean, sum or maximum over its steps, or the value of its last step."""
+"""What one number of an episode is: mean, sum or maximum over its steps, or the value of its last
+step.
+"""
 NEVER = -1e9
 """Count of an episode that no step can make positive: it began in a run that did not measure it."""
 
 
 class MetricTotals(NamedTuple):
-    """Totals of running episodes, of ``K`` metrics in the order of their declaration. All numbers are finite.
+    """Totals of running episodes, of ``K`` metrics in the order of their declaration. All numbers
+    are finite.
 
     Attributes:
         total: Sums, maxima or last values so far, float32 ``[E, K]``.
@@ -47,7 +52,9 @@ def chosen(known: Mapping[str, str], wanted: Mapping[str, str] | None, name: str
         return dict(known)
     check_kinds(wanted, name)
     if strange := [metric for metric in wanted if metric not in known]:
-        raise WrongMetrics(f"{name} has no metric '{strange[0]}': write some of {', '.join(known) or 'none'}")
+        raise WrongMetrics(
+            f"{name} has no metric '{strange[0]}': write some of {', '.join(known) or 'none'}"
+        )
     return dict(wanted)
 
 
@@ -61,11 +68,17 @@ def check_kinds(kinds: Any, name: str) -> None:
     Raises:
         WrongMetrics: It is no dictionary of names and `KINDS`.
     """
-    if not isinstance(kinds, Mapping) or not all(isinstance(metric, str) and metric for metric in kinds):
-        raise WrongMetrics(f"{name}: its metrics are {kinds!r}: write kinds by name, such as {{'distance': 'last'}}")
+    if not isinstance(kinds, Mapping) or not all(
+        isinstance(metric, str) and metric for metric in kinds
+    ):
+        raise WrongMetrics(
+            f"{name}: its metrics are {kinds!r}: write kinds by name, such as {{'distance': 'last'}}"
+        )
     for metric, kind in kinds.items():
         if kind not in KINDS:
-            raise WrongMetrics(f"{name}: metric '{metric}' is of kind {kind!r}: write one of {', '.join(KINDS)}")
+            raise WrongMetrics(
+                f"{name}: metric '{metric}' is of kind {kind!r}: write one of {', '.join(KINDS)}"
+            )
 
 
 def check_names(kinds: Mapping[str, str], given: Any, name: str) -> None:
@@ -88,8 +101,13 @@ def check_names(kinds: Mapping[str, str], given: Any, name: str) -> None:
             f"EnvSpec(metrics={declared}), and give them in every Timestep"
         )
     for metric, value in reported.items():
-        if np.shape(value) != () or getattr(value, "dtype", np.dtype(type(value))).kind not in "fiub":
-            raise WrongMetrics(f"{name}: metric '{metric}' has shape {list(np.shape(value))}: write one number")
+        if (
+            np.shape(value) != ()
+            or getattr(value, "dtype", np.dtype(type(value))).kind not in "fiub"
+        ):
+            raise WrongMetrics(
+                f"{name}: metric '{metric}' has shape {list(np.shape(value))}: write one number"
+            )
 
 
 def is_number(value: Any) -> bool:
@@ -134,10 +152,14 @@ def no_metrics(kinds: Mapping[str, str], num_envs: int, xp: Any = np) -> MetricT
     Returns:
         Zeros ``[E, K]``.
     """
-    return MetricTotals(*(xp.zeros((num_envs, len(kinds)), np.float32) for _ in MetricTotals._fields))
+    return MetricTotals(
+        *(xp.zeros((num_envs, len(kinds)), np.float32) for _ in MetricTotals._fields)
+    )
 
 
-def add_metrics(kinds: Mapping[str, str], before: MetricTotals, values: Any, xp: Any = np) -> MetricTotals:
+def add_metrics(
+    kinds: Mapping[str, str], before: MetricTotals, values: Any, xp: Any = np
+) -> MetricTotals:
     """Add a step to the totals.
 
     Args:
@@ -157,7 +179,10 @@ def add_metrics(kinds: Mapping[str, str], before: MetricTotals, values: Any, xp:
         added = xp.where(_are(kinds, "max", 2), larger, added)
     if "last" in kinds.values():
         last = _are(kinds, "last", 2)
-        added, number = xp.where(last, given, added), xp.where(last, reported.astype(np.float32), number)
+        added, number = (
+            xp.where(last, given, added),
+            xp.where(last, reported.astype(np.float32), number),
+        )
     return MetricTotals(added, number)
 
 
@@ -173,7 +198,10 @@ def add_steps(kinds: Mapping[str, str], before: MetricTotals, values: np.ndarray
         Totals after the steps, likewise.
     """
     (total, count), reported = before, ~np.isnan(values)
-    given, number = np.where(reported, values, np.float32(0.0)), count + reported.sum(axis=0, dtype=np.float32)
+    given, number = (
+        np.where(reported, values, np.float32(0.0)),
+        count + reported.sum(axis=0, dtype=np.float32),
+    )
     largest = np.where(reported, values, -np.inf).max(axis=0)
     largest = np.where(count > 0.0, np.maximum(total, largest), largest)
     last, is_max = _are(kinds, "last", 1), _are(kinds, "max", 1) & (number > 0.0)
@@ -194,7 +222,9 @@ def values_of(kinds: Mapping[str, str], totals: MetricTotals, xp: Any = np) -> A
         Float32 ``[..., K]``; NaN without a step with a value.
     """
     total, count = totals
-    means = xp.where(_are(kinds, "mean", total.ndim), total / xp.maximum(count, np.float32(1.0)), total)
+    means = xp.where(
+        _are(kinds, "mean", total.ndim), total / xp.maximum(count, np.float32(1.0)), total
+    )
     return xp.where(count > 0.0, means, np.float32(np.nan))
 
 
@@ -243,8 +273,11 @@ def column_of(name: str) -> str:
     return f"{METRIC}{name}"
 
 
-def metric_sums(kinds: Iterable[str], done: Any, values: Any, axes: tuple[int, int], xp: Any = np) -> dict[str, Any]:
-    """Sum metrics over the episodes that ended in a rollout. Values that are not finite are left out.
+def metric_sums(
+    kinds: Iterable[str], done: Any, values: Any, axes: tuple[int, int], xp: Any = np
+) -> dict[str, Any]:
+    """Sum metrics over the episodes that ended in a rollout. Values that are not finite are left
+    out.
 
     Args:
         kinds: Names of the metrics, in order.
@@ -267,17 +300,25 @@ def metric_means(metrics: Mapping[str, Any], fragment: str) -> dict[str, float |
     """Compute the means of metrics over the ended episodes of a chunk.
 
     Args:
-        metrics: Results of `metric_sums` of all seeds and ticks, by ``fragment/name``, among others.
+        metrics: Results of `metric_sums` of all seeds and ticks, by ``fragment/name``, among
+            others.
         fragment: Name of the fragment that samples.
 
     Returns:
         Means by column; None without an episode.
     """
     ours = [
-        name.removesuffix(SUM) for name in metrics if name.startswith(f"{fragment}/{METRIC}") and name.endswith(SUM)
+        name.removesuffix(SUM)
+        for name in metrics
+        if name.startswith(f"{fragment}/{METRIC}") and name.endswith(SUM)
     ]
-    sums = {name: (metrics[f"{name}{SUM}"].sum(), metrics[f"{name}{EPISODES}"].sum()) for name in ours}
-    return {name.removeprefix(f"{fragment}/"): float(a / b) if b else None for name, (a, b) in sums.items()}
+    sums = {
+        name: (metrics[f"{name}{SUM}"].sum(), metrics[f"{name}{EPISODES}"].sum()) for name in ours
+    }
+    return {
+        name.removeprefix(f"{fragment}/"): float(a / b) if b else None
+        for name, (a, b) in sums.items()
+    }
 
 
 def mean_of_finite(values: Any) -> float | None:
@@ -295,4 +336,6 @@ def mean_of_finite(values: Any) -> float | None:
 
 def _are(kinds: Mapping[str, str], kind: str, ndim: int) -> np.ndarray:
     """Return which metrics are of a kind, bool ``[1, ..., K]`` of ``ndim`` axes."""
-    return np.array([own == kind for own in kinds.values()], bool).reshape((1,) * (ndim - 1) + (-1,))
+    return np.array([own == kind for own in kinds.values()], bool).reshape(
+        (1,) * (ndim - 1) + (-1,)
+    )

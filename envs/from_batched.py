@@ -1,15 +1,19 @@
-"""Adapter of simulators that step many environments at once: Gymnasium's `VectorEnv`, Isaac Lab, mjlab, ManiSkill, ...
+"""Adapter of simulators that step many environments at once: Gymnasium's `VectorEnv`, Isaac Lab,
+mjlab, ManiSkill, ...
 
-A simulator has ``num_envs``, ``reset()`` and ``step(actions)`` over NumPy, JAX or PyTorch arrays ``[E, ...]``:
+A simulator has ``num_envs``, ``reset()`` and ``step(actions)`` over NumPy, JAX or PyTorch arrays
+``[E, ...]``:
 
 * ``reset`` returns ``obs`` or ``(obs, info)``;
-* ``step`` returns ``(obs, reward, terminated, truncated, info)``, or ``(obs, reward, done, info)`` with
-  ``info["time_outs"]``, as in RSL-RL;
-* spaces of one environment are ``single_observation_space`` and ``single_action_space``, or ``observation_space`` and
-  ``action_space``; without any, observations are unbounded and ``num_actions`` actions are in [-1, 1].
+* ``step`` returns ``(obs, reward, terminated, truncated, info)``, or ``(obs, reward, done, info)``
+  with ``info["time_outs"]``, as in RSL-RL;
+* spaces of one environment are ``single_observation_space`` and ``single_action_space``, or
+  ``observation_space`` and ``action_space``; without any, observations are unbounded and
+  ``num_actions`` actions are in [-1, 1].
 
-How episodes restart is `Restart`, read from ``metadata["autoreset_mode"]`` or ``autoreset_mode``. Arrays of PyTorch and
-JAX on the device of training stay there (`HostEnv.on_device`), by DLPack (https://dmlc.github.io/dlpack).
+How episodes restart is `Restart`, read from ``metadata["autoreset_mode"]`` or ``autoreset_mode``.
+Arrays of PyTorch and JAX on the device of training stay there (`HostEnv.on_device`), by DLPack
+(https://dmlc.github.io/dlpack).
 """
 
 import inspect
@@ -47,8 +51,8 @@ class Restart(Enum):
 
     Attributes:
         SAME_STEP: In the step that ended the last one; ``info`` has the terminal observation.
-        NEXT_STEP: In the step after it, whose action is ignored. It is one step more, which is not counted, unless
-            ``reset`` takes a ``reset_mask``.
+        NEXT_STEP: In the step after it, whose action is ignored. It is one step more, which is not
+            counted, unless ``reset`` takes a ``reset_mask``.
         DISABLED: When ``reset(options={"reset_mask": done})`` is called.
     """
 
@@ -73,11 +77,14 @@ class Layout(NamedTuple):
     outside: Outside | None
 
 
-def make_host(again: Callable[[int], Any], first: Any, *, name: str, num_envs: int, num_seeds: int = 1) -> HostEnv:
+def make_host(
+    again: Callable[[int], Any], first: Any, *, name: str, num_envs: int, num_seeds: int = 1
+) -> HostEnv:
     """Make a host environment of a simulator.
 
     Args:
-        again: ``(num_envs) -> simulator``, makes another one, for evaluation. It may ignore the number.
+        again: ``(num_envs) -> simulator``, makes another one, for evaluation. It may ignore the
+            number.
         first: Simulator with at least ``num_envs`` environments, of which the first are used.
         name: Name in the spec and in messages.
         num_envs: Number of environments.
@@ -87,11 +94,13 @@ def make_host(again: Callable[[int], Any], first: Any, *, name: str, num_envs: i
         The environment, in one group.
 
     Raises:
-        ValueError: The simulator has fewer environments, its spaces are not supported, it fails, or there are several
-            seeds.
+        ValueError: The simulator has fewer environments, its spaces are not supported, it fails, or
+            there are several seeds.
     """
     if num_seeds > 1:
-        raise ValueError(f"num_seeds={num_seeds}: {name} is one simulator, which serves one seed: leave num_seeds out")
+        raise ValueError(
+            f"num_seeds={num_seeds}: {name} is one simulator, which serves one seed: leave num_seeds out"
+        )
     made = _of(first, "num_envs")
     if made < num_envs:
         raise ValueError(
@@ -118,16 +127,26 @@ def make_host(again: Callable[[int], Any], first: Any, *, name: str, num_envs: i
 
         return own._replace(recv=recv)
 
-    more = {"overlaps": False, "success": lambda: simulator.successes.copy(), "on_device": simulator.on_device()}
+    more = {
+        "overlaps": False,
+        "success": lambda: simulator.successes.copy(),
+        "on_device": simulator.on_device(),
+    }
     return simulator.host_env(simulator.layout.spec, num_envs, another, watched=watched, **more)
 
 
 class _Simulator(Groups):
-    """A simulator as one group of environments, in NumPy (`HostEnv`) or on the device (`DeviceSteps`)."""
+    """A simulator as one group of environments, in NumPy (`HostEnv`) or on the device
+    (`DeviceSteps`).
+    """
 
     def __init__(self, simulator: Any, name: str, num_envs: int) -> None:
         super().__init__(name, num_envs, 1)
-        self.simulator, self.num_envs, self.made_envs = simulator, num_envs, _of(simulator, "num_envs")
+        self.simulator, self.num_envs, self.made_envs = (
+            simulator,
+            num_envs,
+            _of(simulator, "num_envs"),
+        )
         self.restart, self.resets_rows, self.declared = _restart_of(simulator)
         started = self._start(0)
         self.layout = _layout_of(simulator, started, name)
@@ -150,9 +169,15 @@ class _Simulator(Groups):
         self.require_idle(group, self.sent is not None)
         wanted = (self.num_envs, *self.layout.act.shape)
         if np.shape(actions) != wanted:
-            raise ValueError(f"actions of shape {list(np.shape(actions))} were sent: it takes {list(wanted)}")
+            raise ValueError(
+                f"actions of shape {list(np.shape(actions))} were sent: it takes {list(wanted)}"
+            )
         spare = self.made_envs - self.num_envs
-        padded = np.concatenate([actions, np.repeat(actions[-1:], spare, axis=0)]) if spare else np.array(actions)
+        padded = (
+            np.concatenate([actions, np.repeat(actions[-1:], spare, axis=0)])
+            if spare
+            else np.array(actions)
+        )
         self.sent = _like(decode(self.layout.act.space, padded, np), self.like)
 
     def recv(self, group: int) -> HostStep:
@@ -176,7 +201,9 @@ class _Simulator(Groups):
             self.successes[counted] = self._rows(outcome.success)[counted]
         self.before = obs
         self.steps += self.num_envs
-        return HostStep(obs, next_obs, reward.astype(np.float32), terminated, truncated, returns, lengths)
+        return HostStep(
+            obs, next_obs, reward.astype(np.float32), terminated, truncated, returns, lengths
+        )
 
     def close(self) -> None:
         if self.is_open and hasattr(self.simulator, "close"):
@@ -184,19 +211,27 @@ class _Simulator(Groups):
         self.is_open = False
 
     def on_device(self) -> DeviceSteps | None:
-        """Return the functions that leave arrays on their device; None if training has another one, or for NumPy."""
+        """Return the functions that leave arrays on their device; None if training has another one,
+        or for NumPy.
+        """
         here = _device_kind(self.like) == jax.default_backend() and self.num_envs == self.made_envs
         arrange = lambda obs: _arranged(self.layout.space, obs, jnp)  # noqa: E731
         decoded = partial(decode, self.layout.act.space, xp=jnp)
-        return DeviceSteps(self._reset_arrays, self._step_arrays, arrange, decoded) if here else None
+        return (
+            DeviceSteps(self._reset_arrays, self._step_arrays, arrange, decoded) if here else None
+        )
 
     def _reset_arrays(self, seed: int) -> PyTree:
         self.require_open()
-        return _copies(_arranged(self.layout.space, jax.tree.map(self._shared, self._start(seed)), jnp))
+        return _copies(
+            _arranged(self.layout.space, jax.tree.map(self._shared, self._start(seed)), jnp)
+        )
 
     def _step_arrays(self, actions: jax.Array) -> DeviceStep:
         self.require_open()
-        jax.block_until_ready(actions)  # only then were all arrays of the last step read, which a step overwrites
+        jax.block_until_ready(
+            actions
+        )  # only then were all arrays of the last step read, which a step overwrites
         outcome = self._advance(_like(actions, self.like))
         self.steps += self.num_envs
         return jax.tree.map(self._shared, DeviceStep(*outcome[:6]))
@@ -209,7 +244,9 @@ class _Simulator(Groups):
         narrow = {"float64": "float", "int64": "int"}.get(dtype)
         if narrow and dtype not in self.reported:
             self.reported.add(dtype)
-            self.lines.append(f"{self.title} gives arrays of {dtype}: each is converted to 32 bits in every step")
+            self.lines.append(
+                f"{self.title} gives arrays of {dtype}: each is converted to 32 bits in every step"
+            )
         return from_dlpack((getattr(array, narrow)() if narrow else array).detach().contiguous())
 
     def _start(self, seed: int) -> PyTree:
@@ -223,7 +260,9 @@ class _Simulator(Groups):
         try:
             return getattr(self.simulator, name)(*args, **options)
         except Exception as error:
-            raise EnvFailed(f"{self.title}: {name} failed: {fault_of(error)}\n{format_exc()}") from error
+            raise EnvFailed(
+                f"{self.title}: {name} failed: {fault_of(error)}\n{format_exc()}"
+            ) from error
 
     def _observed(self, result: Any) -> PyTree:
         """Return the observations in the result of ``reset``."""
@@ -235,7 +274,9 @@ class _Simulator(Groups):
         if isinstance(result, tuple) and len(result) == 5 and _is_privileged(result[1]):
             result = result[:1] + result[2:]
         if not isinstance(result, tuple) or len(result) not in (4, 5):
-            what = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+            what = (
+                f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+            )
             raise ValueError(
                 f"{self.title}: step returned {what}: return (obs, reward, terminated, truncated, info), or (obs, "
                 "reward, done, info) with info['time_outs']"
@@ -243,7 +284,9 @@ class _Simulator(Groups):
         obs, reward, *ends, info = result
         info = {} if info is None else info
         if not isinstance(info, Mapping):
-            raise ValueError(f"{self.title}: step returned {type(info).__name__} as info: return a dictionary")
+            raise ValueError(
+                f"{self.title}: step returned {type(info).__name__} as info: return a dictionary"
+            )
         if not self.declared and any(info.get(name) is not None for name in FINAL_OBS):
             self.restart, self.resets_rows, self.declared = Restart.SAME_STEP, False, True
         terminated, truncated = ends if len(ends) == 2 else _by_time_outs(ends[0], info)
@@ -277,12 +320,16 @@ class _Simulator(Groups):
         self.ended = ends if before is None else ends & ~before
         if before is None:
             return outcome._replace(final_obs=outcome.obs)
-        return outcome._replace(final_obs=outcome.obs, truncated=outcome.truncated | before, began=before)
+        return outcome._replace(
+            final_obs=outcome.obs, truncated=outcome.truncated | before, began=before
+        )
 
     def _final_obs(self, outcome: "SimulatorStep", info: Mapping[str, Any]) -> PyTree:
         """Return the terminal observations, or None where the simulator gives none."""
         given = next((info[name] for name in FINAL_OBS if info.get(name) is not None), None)
-        if isinstance(given, np.ndarray) and given.dtype == object:  # Gymnasium's: None where no episode ended
+        if (
+            isinstance(given, np.ndarray) and given.dtype == object
+        ):  # Gymnasium's: None where no episode ended
             finals = jax.tree.map(np.array, outcome.obs)
             for row in (i for i, one in enumerate(given) if one is not None):
                 jax.tree.map(partial(_put, row), finals, _plain(given[row]))
@@ -310,7 +357,8 @@ class _Simulator(Groups):
 
 
 class SimulatorStep(NamedTuple):
-    """Results of one step of all environments, in the simulator's arrays ``[E, ...]``, which it may overwrite.
+    """Results of one step of all environments, in the simulator's arrays ``[E, ...]``, which it may
+    overwrite.
 
     Attributes:
         obs: Observations for the policy.
@@ -332,18 +380,26 @@ class SimulatorStep(NamedTuple):
 
 
 def _of(simulator: Any, name: str) -> Any:
-    """Return an attribute of a simulator, or of the one inside Gymnasium's wrappers; None if there is none."""
+    """Return an attribute of a simulator, or of the one inside Gymnasium's wrappers; None if there
+    is none.
+    """
     own = getattr(simulator, name, None)
     return getattr(getattr(simulator, "unwrapped", None), name, None) if own is None else own
 
 
 def _restart_of(simulator: Any) -> tuple[Restart, bool, bool]:
-    """Return when episodes restart, whether rows are to be reset at once, and whether the simulator declares it."""
-    given = _of(simulator, "autoreset_mode") or (_of(simulator, "metadata") or {}).get("autoreset_mode")
+    """Return when episodes restart, whether rows are to be reset at once, and whether the simulator
+    declares it.
+    """
+    given = _of(simulator, "autoreset_mode") or (_of(simulator, "metadata") or {}).get(
+        "autoreset_mode"
+    )
     by_default = Restart.NEXT_STEP if isinstance(simulator, VectorEnv) else Restart.SAME_STEP
     text = getattr(given, "value", given)
     if text is not None and text not in {one.value for one in Restart}:
-        raise ValueError(f"autoreset_mode={text}: write one of {', '.join(one.value for one in Restart)}")
+        raise ValueError(
+            f"autoreset_mode={text}: write one of {', '.join(one.value for one in Restart)}"
+        )
     restart = by_default if text is None else Restart(text)
     plain = isinstance(getattr(simulator, "unwrapped", simulator), SyncVectorEnv | AsyncVectorEnv)
     resets_rows = restart is Restart.DISABLED or (restart is Restart.NEXT_STEP and plain)
@@ -351,7 +407,9 @@ def _restart_of(simulator: Any) -> tuple[Restart, bool, bool]:
 
 
 def _is_privileged(second: Any) -> bool:
-    """Check whether the second result of a step are a critic's observations, as in the first versions of RSL-RL."""
+    """Check whether the second result of a step are a critic's observations, as in the first
+    versions of RSL-RL.
+    """
     return second is None or np.shape(second)[1:] not in ((), (1,))
 
 
@@ -369,12 +427,16 @@ def _layout_of(simulator: Any, started: PyTree, name: str) -> Layout:
             f"{name} observes MultiDiscrete numbers: a simulator may have Box, Discrete or a Dict of these"
         )
     if acted is None and _of(simulator, "num_actions") is None:
-        raise ValueError(f"{name} has no single_action_space: give it one, or num_actions for actions in [-1, 1]")
+        raise ValueError(
+            f"{name} has no single_action_space: give it one, or num_actions for actions in [-1, 1]"
+        )
     act = encode_action(_bounded(acted, simulator), name)
     shapes = {part.name: jax.ShapeDtypeStruct(*array_of(part.space)) for part in parts_of(observed)}
     several = MultiDiscrete(act.sizes) if act.sizes else Discrete(act.num_actions)
     action = several if act.sizes or act.num_actions else Box(act.low, act.high)
-    limit = getattr(_of(simulator, "spec"), "max_episode_steps", None) or _of(simulator, "max_episode_length")
+    limit = getattr(_of(simulator, "spec"), "max_episode_steps", None) or _of(
+        simulator, "max_episode_length"
+    )
     obs = shapes if observed["kind"] in CONTAINERS else next(iter(shapes.values()))
     spec = EnvSpec(name, obs, action, None if limit is None else int(limit))
     spec = spec._replace(obs_space=observed, action_space=act.space)
@@ -395,7 +457,9 @@ def _is_space(space: Any) -> bool:
 def _holds(space: Any, started: PyTree) -> bool:
     """Check whether a space is of all environments together, by the observations."""
     if isinstance(space, spaces.Dict):
-        return isinstance(started, dict) and all(_holds(space[name], started.get(name)) for name in space)
+        return isinstance(started, dict) and all(
+            _holds(space[name], started.get(name)) for name in space
+        )
     return space is not None and started is not None and np.shape(started) == space.shape
 
 
@@ -407,7 +471,9 @@ def _of_one(space: Any, num_envs: int) -> Any:
         return space
     if isinstance(space, spaces.Box):
         return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)  # type: ignore[arg-type, union-attr]
-    bounds = (bound[0] if np.shape(bound) == space.shape else bound for bound in (space.low, space.high))
+    bounds = (
+        bound[0] if np.shape(bound) == space.shape else bound for bound in (space.low, space.high)
+    )
     return Bounds(space.shape[1:], *bounds)
 
 
@@ -417,7 +483,9 @@ def _check_row(space: Space, row: PyTree, name: str) -> None:
         try:
             shape = np.shape(_at(row, part.path))
         except (KeyError, TypeError, IndexError):
-            raise ValueError(f"{name} observes no '{part.name}', which its observation_space has") from None
+            raise ValueError(
+                f"{name} observes no '{part.name}', which its observation_space has"
+            ) from None
         if shape != own_shape(part.space):
             what = f"'{part.name}' of shape" if part.path else "shape"
             raise ValueError(
@@ -440,12 +508,16 @@ class Bounds(NamedTuple):
 
 
 def _bounded(space: Any, simulator: Any) -> spaces.Space:
-    """Return an action space with bounds, -1 and 1 where it has neither, as RSL-RL's policies take it."""
+    """Return an action space with bounds, -1 and 1 where it has neither, as RSL-RL's policies take
+    it.
+    """
     if space is None:
         space = Bounds((int(_of(simulator, "num_actions")),), -np.inf, np.inf)
     if not hasattr(space, "low") or np.dtype(getattr(space, "dtype", "float32")).kind != "f":
         return space
-    low, high = (np.broadcast_to(np.float32(bound), space.shape) for bound in (space.low, space.high))
+    low, high = (
+        np.broadcast_to(np.float32(bound), space.shape) for bound in (space.low, space.high)
+    )
     free = ~np.isfinite(low) & ~np.isfinite(high)
     low, high = np.where(free, np.float32(-1.0), low), np.where(free, np.float32(1.0), high)
     return spaces.Box(low, high, dtype=np.float32)
@@ -459,7 +531,9 @@ def _unbounded(row: PyTree) -> spaces.Space:
 
 
 def _arranged(space: Space, obs: PyTree, xp: Any) -> PyTree:
-    """Return observations ``[E, ...]`` as training takes them, by the same rule as one environment's."""
+    """Return observations ``[E, ...]`` as training takes them, by the same rule as one
+    environment's.
+    """
     if space["kind"] not in CONTAINERS:
         return _array(space, obs, xp)
     return {part.name: _array(part.space, _at(obs, part.path), xp) for part in parts_of(space)}
@@ -480,10 +554,16 @@ def _at(tree: Any, path: Sequence[str | int]) -> Any:
 
 
 def _by_time_outs(done: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return terminated and truncated of RSL-RL's interface, whose ``time_outs`` mark the ends by a limit."""
+    """Return terminated and truncated of RSL-RL's interface, whose ``time_outs`` mark the ends by a
+    limit.
+    """
     limits = info.get("time_outs")
     done = done if str(done.dtype).endswith("bool") else done != 0
-    limits = done & False if limits is None else (limits if str(limits.dtype).endswith("bool") else limits != 0)
+    limits = (
+        done & False
+        if limits is None
+        else (limits if str(limits.dtype).endswith("bool") else limits != 0)
+    )
     return done & ~limits, done & limits
 
 
@@ -500,7 +580,11 @@ def _like(array: Any, like: Any) -> Any:
     """Return an array in the library and on the device of another one."""
     if hasattr(like, "detach"):
         torch = import_module("torch")
-        given = torch.from_dlpack(array) if isinstance(array, jax.Array) else torch.from_numpy(np.array(array))
+        given = (
+            torch.from_dlpack(array)
+            if isinstance(array, jax.Array)
+            else torch.from_numpy(np.array(array))
+        )
         return given.to(like.device, torch.int64 if given.dtype == torch.int32 else given.dtype)
     return jnp.asarray(array) if isinstance(like, jax.Array) else np.asarray(array)
 
@@ -516,7 +600,13 @@ def _device_kind(array: Any) -> str | None:
 
 
 def _copy(array: Any) -> Any:
-    return array.clone() if hasattr(array, "clone") else array if isinstance(array, jax.Array) else np.array(array)
+    return (
+        array.clone()
+        if hasattr(array, "clone")
+        else array
+        if isinstance(array, jax.Array)
+        else np.array(array)
+    )
 
 
 _copies = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))

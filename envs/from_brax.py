@@ -1,4 +1,6 @@
-"""Adapter of brax's environments (https://github.com/google/brax, v2), and their bodies' shapes for pictures."""
+"""Adapter of brax's environments (https://github.com/google/brax, v2), and their bodies' shapes for
+pictures.
+"""
 
 import inspect
 import io
@@ -13,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
-from jaxrl_fast.envs.adapter_utils import Delegating, around, changed, layers_of, like, relaxed, settled
+from jaxrl_fast.envs.adapter_utils import (
+    Delegating,
+    around,
+    changed,
+    layers_of,
+    like,
+    relaxed,
+    settled,
+)
 from jaxrl_fast.envs.env import A_COUNT, Bodies, Env, Geom, Scene, Triangles, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 from jaxrl_fast.envs.episode_metrics import WrongMetrics, chosen
@@ -32,8 +42,8 @@ def geoms_of(model: Any) -> tuple[Geom, ...]:
         model: ``mujoco.MjModel``.
 
     Returns:
-        Geoms in the model's order. MuJoCo's body 0, which is static, becomes -1, so that the others have the indices of
-        brax's links.
+        Geoms in the model's order. MuJoCo's body 0, which is static, becomes -1, so that the others
+        have the indices of brax's links.
     """
     return tuple(_geom(model, index) for index in range(model.ngeom))
 
@@ -61,7 +71,9 @@ def _triangles(model: Any, mesh: int) -> Triangles:
 
 
 def _floats(numbers: np.ndarray) -> tuple[float, ...]:
-    """Convert to Python floats of six digits, which float32 has, so that pages are not longer than necessary."""
+    """Convert to Python floats of six digits, which float32 has, so that pages are not longer than
+    necessary.
+    """
     return tuple(round(float(number), 6) for number in numbers)
 
 
@@ -93,13 +105,22 @@ BACKENDS = ("generalized", "positional", "spring", "mjx")
 MAX_EPISODE_STEPS = 1000
 REFUSED = {"swimmer": "brax 0.14.2 calls jnp.clip(a_min=), which JAX 0.10 removed"}
 SHORTEST_EPISODE = dict(
-    ant=2, fast=8, halfcheetah=8, hopper=6, humanoid=2, humanoidstandup=8, pusher=8, reacher=8, walker2d=6
+    ant=2,
+    fast=8,
+    halfcheetah=8,
+    hopper=6,
+    humanoid=2,
+    humanoidstandup=8,
+    pusher=8,
+    reacher=8,
+    walker2d=6,
 )
 """Lower bounds of an episode's steps, 1 for ids not listed.
 
-Environments that never terminate have an arbitrary number. The others have a bit less than the shortest of 256
-episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7); humanoid's is
-a guess. They are sampled, not proven: a shorter episode could start from the same state as the one before.
+Environments that never terminate have an arbitrary number. The others have a bit less than the
+shortest of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized:
+hopper 6, walker2d 7); humanoid's is a guess. They are sampled, not proven: a shorter episode could
+start from the same state as the one before.
 """
 
 
@@ -115,7 +136,9 @@ def ids() -> list[str]:
 def _constructors() -> dict[str, Any]:
     """Return the constructors of brax's environments by id, from a private name of brax."""
     if not hasattr(brax_envs, "_envs"):
-        raise ValueError("this version of brax does not list its environments (brax.envs._envs): install brax 0.14")
+        raise ValueError(
+            "this version of brax does not list its environments (brax.envs._envs): install brax 0.14"
+        )
     return dict(brax_envs._envs)
 
 
@@ -156,7 +179,9 @@ def make(
         with quiet():
             physics = brax_envs.get_environment(id, backend=backend, **options)
         title = f"{id}, {backend}"
-        env = adapt(physics, name=id, max_episode_steps=episode_length, title=title, metrics=metrics)
+        env = adapt(
+            physics, name=id, max_episode_steps=episode_length, title=title, metrics=metrics
+        )
         env = env._replace(shortest_episode=SHORTEST_EPISODE.get(id, 1))
     except WrongMetrics:
         raise
@@ -180,13 +205,13 @@ def adapt(
     """Convert an object with brax's interface to an `Env`.
 
     Args:
-        env: Environment as `unwrapped` returns it. Its actions are assumed to be in [-1, 1]. A step whose
-            ``info["truncation"]`` is 1 is truncated, as in brax's own training.
+        env: Environment as `unwrapped` returns it. Its actions are assumed to be in [-1, 1]. A step
+            whose ``info["truncation"]`` is 1 is truncated, as in brax's own training.
         name: Name in the spec.
         max_episode_steps: Time limit in steps, or None.
         title: Title of pictures, or "" for ``name``.
-        metrics: Kinds of the numbers in ``state.metrics`` to report, by name, as in `EnvSpec`; None for the means of
-            all.
+        metrics: Kinds of the numbers in ``state.metrics`` to report, by name, as in `EnvSpec`; None
+            for the means of all.
 
     Returns:
         The environment.
@@ -203,9 +228,16 @@ def adapt(
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
         following = like(step_one(_copied_containers(state), action), state)
         done = jnp.asarray(following.done).astype(bool)
-        truncated = done & jnp.asarray((getattr(following, "info", None) or {}).get("truncation", False), bool)
-        ends, values = (done & ~truncated, truncated), {metric: following.metrics[metric] for metric in kinds}
-        return following, Timestep(following.obs, following.obs, following.reward, *ends, metrics=values)
+        truncated = done & jnp.asarray(
+            (getattr(following, "info", None) or {}).get("truncation", False), bool
+        )
+        ends, values = (
+            (done & ~truncated, truncated),
+            {metric: following.metrics[metric] for metric in kinds},
+        )
+        return following, Timestep(
+            following.obs, following.obs, following.reward, *ends, metrics=values
+        )
 
     state, obs = jax.eval_shape(lambda key: reset(key, ()), jax.random.key(0))
     kinds = chosen(_kinds_of(state), metrics, name)
@@ -218,17 +250,25 @@ def _kinds_of(state: PyTree) -> dict[str, str]:
     """Declare the numbers in ``state.metrics`` as means over the steps of an episode."""
     found = getattr(state, "metrics", None)
     named = found.items() if isinstance(found, dict) else ()
-    numbers = {name: value.dtype.kind in "fiub" for name, value in named if getattr(value, "shape", None) == ()}
+    numbers = {
+        name: value.dtype.kind in "fiub"
+        for name, value in named
+        if getattr(value, "shape", None) == ()
+    }
     return {name: "mean" for name, is_real in numbers.items() if is_real and isinstance(name, str)}
 
 
 def _copied_containers(state: PyTree) -> PyTree:
-    """Copy the dictionaries of a state: ant, hopper, humanoid and walker2d write into ``state.metrics``."""
+    """Copy the dictionaries of a state: ant, hopper, humanoid and walker2d write into
+    ``state.metrics``.
+    """
     return jax.tree.map(lambda x: x, state)
 
 
 def _bodies_of(env: Any, title: str, state: PyTree) -> Bodies | None:
-    """Return the bodies of an environment of brax or MuJoCo Playground, or None if ``state`` has no poses of bodies."""
+    """Return the bodies of an environment of brax or MuJoCo Playground, or None if ``state`` has no
+    poses of bodies.
+    """
     physics = _physics(env)
     if not (hasattr(getattr(physics, "sys", physics), "mj_model") and hasattr(physics, "dt")):
         return None
@@ -251,7 +291,9 @@ def scene_of(env: Any, title: str) -> Scene:
     """
     base = _physics(env)
     repeats = math.prod(
-        vars(layer).get("action_repeat", 1) for layer, _ in layers_of(env) if hasattr(layer, "__dict__")
+        vars(layer).get("action_repeat", 1)
+        for layer, _ in layers_of(env)
+        if hasattr(layer, "__dict__")
     )
     return Scene(title, geoms_of(getattr(base, "sys", base).mj_model), float(base.dt) * repeats)
 
@@ -259,11 +301,14 @@ def scene_of(env: Any, title: str) -> Scene:
 def _physics(env: Any) -> Any:
     """Return the environment inside all wrappers that has a model of MuJoCo, or the innermost."""
     layers = [layer for layer, _ in reversed(layers_of(env))]
-    return next((layer for layer in layers if hasattr(getattr(layer, "sys", layer), "mj_model")), layers[0])
+    return next(
+        (layer for layer in layers if hasattr(getattr(layer, "sys", layer), "mj_model")), layers[0]
+    )
 
 
 def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Return the positions and rotations of the bodies in a state, for every backend, and for MuJoCo Playground.
+    """Return the positions and rotations of the bodies in a state, for every backend, and for
+    MuJoCo Playground.
 
     Args:
         state: State of an environment with bodies, leaves ``[..., ...]``.
@@ -272,7 +317,9 @@ def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array]:
         Positions ``[..., B, 3]`` and rotations ``[..., B, 4]``.
     """
     if hasattr(state, "data"):
-        return state.data.xpos[..., 1:, :], state.data.xquat[..., 1:, :]  # MuJoCo's body 0 is static
+        return state.data.xpos[..., 1:, :], state.data.xquat[
+            ..., 1:, :
+        ]  # MuJoCo's body 0 is static
     return state.pipeline_state.x.pos, state.pipeline_state.x.rot
 
 
@@ -284,22 +331,21 @@ SAMPLED = {
     "DomainRandomizationVmapWrapper": ("_sys_v", "sys"),
     "BraxDomainRandomizationVmapWrapper": ("_mjx_model_v", "_mjx_model"),
 }
-"""Wrappers with domain randomization -> their attribute with the models of all environments, the environment's with
-its model.
+"""Wrappers with domain randomization -> their attribute with the models of all environments, the
+environment's with its model.
 """
 KNOWN = (EPISODE, *DROPPED, *SAMPLED)
 MARKS = ("first_obs", "first_pipeline_state", "first_state", "first_data")
 """Ends of the names in ``state.info`` with which a wrapper resets the environment."""
-INSTEAD = (
-    "return the environment inside it; jaxrl_fast adds batches, resets and the time limit (env.episode_length=...)"
-)
+INSTEAD = "return the environment inside it; jaxrl_fast adds batches, resets and the time limit (env.episode_length=...)"
 
 
 def unwrapped(env: Any, name: str, episode_length: int | None = None) -> tuple[Any, int]:
-    """Return an environment without the wrappers of brax and MuJoCo Playground that batch, reset or evaluate it.
+    """Return an environment without the wrappers of brax and MuJoCo Playground that batch, reset or
+    evaluate it.
 
-    An ``EpisodeWrapper`` stays, since it repeats actions. A user's wrapper stays and is called. With a wrapper for
-    domain randomization, every episode samples one of its models.
+    An ``EpisodeWrapper`` stays, since it repeats actions. A user's wrapper stays and is called.
+    With a wrapper for domain randomization, every episode samples one of its models.
 
     Args:
         env: brax-style environment, with or without wrappers.
@@ -322,7 +368,9 @@ def unwrapped(env: Any, name: str, episode_length: int | None = None) -> tuple[A
             length = (episode_length or limit) * layer.action_repeat
             inner = changed(around(layer, held, inner, name), episode_length=length)
         elif kind in SAMPLED:
-            inner = OneModel(inner, SAMPLED[kind][1], getattr(layer, SAMPLED[kind][0]), layer._in_axes)
+            inner = OneModel(
+                inner, SAMPLED[kind][1], getattr(layer, SAMPLED[kind][0]), layer._in_axes
+            )
         elif kind not in DROPPED:
             inner = around(layer, held, inner, name)
     if layers:
@@ -331,11 +379,17 @@ def unwrapped(env: Any, name: str, episode_length: int | None = None) -> tuple[A
 
 
 def _kind(layer: Any, name: str) -> str:
-    """Return the class of a library's wrapper, or "" for a user's. Refuse what cannot be taken apart."""
+    """Return the class of a library's wrapper, or "" for a user's. Refuse what cannot be taken
+    apart.
+    """
     own, library = type(layer).__name__, type(layer).__module__.split(".")[0]
     if library in LIBRARIES and own in KNOWN:
         return own
-    parents = [base.__name__ for base in type(layer).__mro__[1:] if base.__module__.split(".")[0] in LIBRARIES]
+    parents = [
+        base.__name__
+        for base in type(layer).__mro__[1:]
+        if base.__module__.split(".")[0] in LIBRARIES
+    ]
     parent = next((parent for parent in parents if parent in KNOWN), None)
     delegates = library in LIBRARIES and hasattr(type(layer), "__getattr__")
     foreign = library == "gymnax" or (delegates and own != "Wrapper")
@@ -347,13 +401,19 @@ def _kind(layer: Any, name: str) -> str:
 
 def _check_single(env: Any, what: str) -> None:
     """Check that a wrapped environment is single, and does not reset itself."""
-    state = jax.eval_shape(lambda key: relaxed(env.reset)(jax.random.key_data(key)), jax.random.key(0))
+    state = jax.eval_shape(
+        lambda key: relaxed(env.reset)(jax.random.key_data(key)), jax.random.key(0)
+    )
     if not all(hasattr(state, field) for field in ("obs", "reward", "done")):
-        raise ValueError(f"{what} gives {type(state).__name__}, not a brax State with obs, reward and done: {INSTEAD}")
+        raise ValueError(
+            f"{what} gives {type(state).__name__}, not a brax State with obs, reward and done: {INSTEAD}"
+        )
     shape = jnp.shape(state.reward) or jnp.shape(state.done)
     if shape:
         raise ValueError(f"{what} makes a batch: a reward has shape {list(shape)}: {INSTEAD}")
-    mark = next((key for key in getattr(state, "info", None) or {} if str(key).endswith(MARKS)), None)
+    mark = next(
+        (key for key in getattr(state, "info", None) or {} if str(key).endswith(MARKS)), None
+    )
     if mark is not None:
         raise ValueError(f"{what} resets the environment (state.info has '{mark}'): {INSTEAD}")
 
@@ -385,7 +445,11 @@ class OneModel(Delegating):
     def _with_model(self, number: jax.Array, function: Any, *args: Any) -> Any:
         base = self.env.unwrapped
         before = getattr(base, self.attribute)
-        setattr(base, self.attribute, self._each(lambda axis, x: jnp.take(x, number, axis), lambda part: part))
+        setattr(
+            base,
+            self.attribute,
+            self._each(lambda axis, x: jnp.take(x, number, axis), lambda part: part),
+        )
         try:
             state = function(*args)
         finally:
@@ -393,7 +457,9 @@ class OneModel(Delegating):
         return state.replace(info={**state.info, "model": number})
 
     def _each(self, varied: Callable[[int, Any], Any], common: Callable[[Any], Any]) -> PyTree:
-        """Map the leaves that differ between the models, by their axis, and the parts that all models share."""
+        """Map the leaves that differ between the models, by their axis, and the parts that all
+        models share.
+        """
 
         def convert(axis: int | None, part: Any) -> Any:
             return common(part) if axis is None else jax.tree.map(lambda x: varied(axis, x), part)

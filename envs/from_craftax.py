@@ -2,7 +2,8 @@
 
 Source: https://github.com/MichaelTMatthews/Craftax, 1.6.
 
-Craftax's time limit terminates an episode; here it never applies, and `vectorize` truncates instead.
+Craftax's time limit terminates an episode; here it never applies, and `vectorize` truncates
+instead.
 """
 
 import functools
@@ -25,7 +26,9 @@ NEVER = 2**30
 """A time limit in steps that is never reached."""
 STEPS_PER_RESET = 64
 """A reset draws a map, which takes as long as ten steps."""
-IDS = tuple(f"Craftax-{game}{seen}-v1" for game in ("", "Classic-") for seen in ("Symbolic", "Pixels"))
+IDS = tuple(
+    f"Craftax-{game}{seen}-v1" for game in ("", "Classic-") for seen in ("Symbolic", "Pixels")
+)
 SCORE = "achievements"
 """Name of the metric with the number of achievements."""
 
@@ -40,15 +43,19 @@ def ids() -> list[str]:
 
 
 def make(
-    id: str, *, episode_length: int | None = None, metrics: Mapping[str, str] | None = None, **options: Any
+    id: str,
+    *,
+    episode_length: int | None = None,
+    metrics: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Env:
     """Make Craftax or Craftax-Classic.
 
     Args:
         id: One of `ids`.
         episode_length: Time limit in steps, or None for Craftax's.
-        metrics: Kinds of the achievements to report, by name, as in `EnvSpec`; None for all. Each is 1 once it is
-            reached in an episode, and ``achievements`` is their number.
+        metrics: Kinds of the achievements to report, by name, as in `EnvSpec`; None for all. Each
+            is 1 once it is reached in an episode, and ``achievements`` is their number.
         **options: Values that override Craftax's default parameters.
 
     Returns:
@@ -62,7 +69,9 @@ def make(
     known = sorted(set(vars(params)) - {"max_timesteps", "fractal_noise_angles"})
     for option, value in options.items():
         if option not in known:
-            raise ValueError(f"craftax {id} has no parameter '{option}': write one of {', '.join(known)}")
+            raise ValueError(
+                f"craftax {id} has no parameter '{option}': write one of {', '.join(known)}"
+            )
         check_option(f"env.{option}", value, getattr(params, option))
         if type(getattr(params, option)) is int and not is_count(value):
             raise ValueError(f"env.{option}={value}: {A_COUNT}")
@@ -82,7 +91,9 @@ def _picture(id: str) -> Callable[[PyTree], np.ndarray]:
 
     @functools.cache
     def renderer() -> Callable[[Any], jax.Array]:
-        game = import_module(f"craftax.{'craftax_classic' if 'Classic' in id else 'craftax'}.renderer")
+        game = import_module(
+            f"craftax.{'craftax_classic' if 'Classic' in id else 'craftax'}.renderer"
+        )
         return jax.jit(game.make_craftax_pixel_renderer(game.BLOCK_PIXEL_SIZE_IMG))
 
     return lambda state: np.asarray(renderer()(state.state)).clip(0, 255).astype(np.uint8)
@@ -109,13 +120,18 @@ def _with_pixels(env: Env) -> Env:
 
 def _with_achievements(env: Env, game: str, metrics: Mapping[str, str] | None) -> Env:
     """Return an environment that reports the achievements of an episode."""
-    named = {one.name.lower(): one.value for one in import_module(f"craftax.{game}.constants").Achievement}
+    named = {
+        one.name.lower(): one.value
+        for one in import_module(f"craftax.{game}.constants").Achievement
+    }
     kinds = chosen({SCORE: "last", **dict.fromkeys(named, "last")}, metrics, env.spec.name)
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
         following, timestep = env.step(state, action, key)
         reached = following.state.achievements.astype(jnp.float32)
-        values = {name: jnp.sum(reached) if name == SCORE else reached[named[name]] for name in kinds}
+        values = {
+            name: jnp.sum(reached) if name == SCORE else reached[named[name]] for name in kinds
+        }
         return following, timestep._replace(metrics=values)
 
     return env._replace(spec=env.spec._replace(metrics=kinds), step=step)

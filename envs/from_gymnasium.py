@@ -1,4 +1,6 @@
-"""Adapter of Gymnasium environments (https://gymnasium.farama.org, 1.1+), stepped on the host by `envs.pool`."""
+"""Adapter of Gymnasium environments (https://gymnasium.farama.org, 1.1+), stepped on the host by
+`envs.pool`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,8 +17,22 @@ from jaxrl_fast.envs.host_env import HostEnv, HostStep, TakeEvents
 from jaxrl_fast.envs.pool import from_envpool, recipes, stepping
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
 from jaxrl_fast.envs.pool.codec import Outside
-from jaxrl_fast.envs.pool.making import Camera, FilmedHost, in_process, make_pool, measurement, step_cost_s
-from jaxrl_fast.envs.pool.stepping import RENDER_MODE, HostEnvSpec, PoolError, describe, make_one, of_env
+from jaxrl_fast.envs.pool.making import (
+    Camera,
+    FilmedHost,
+    in_process,
+    make_pool,
+    measurement,
+    step_cost_s,
+)
+from jaxrl_fast.envs.pool.stepping import (
+    RENDER_MODE,
+    HostEnvSpec,
+    PoolError,
+    describe,
+    make_one,
+    of_env,
+)
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
 UNKNOWN_FPS = 10.0
@@ -36,48 +52,61 @@ def make_host(
 ) -> HostEnv:
     """Make a vectorized host environment of any Gymnasium id.
 
-    The shape and dtype of a Box observation do not change (64 bits become 32). Discrete observations become one-hot
-    vectors. A Dict or Tuple becomes a dictionary of arrays, with images and an ``action_mask`` as in a compiled
-    environment (`pool.codec.encode_obs`). MultiDiscrete and MultiBinary actions become `MultiDiscrete`.
+    The shape and dtype of a Box observation do not change (64 bits become 32). Discrete
+    observations become one-hot vectors. A Dict or Tuple becomes a dictionary of arrays, with images
+    and an ``action_mask`` as in a compiled environment (`pool.codec.encode_obs`). MultiDiscrete and
+    MultiBinary actions become `MultiDiscrete`.
 
     Args:
         id: Gymnasium id. ``my_package:MyEnv-v0`` imports ``my_package`` first.
         num_envs: Number of environments for each seed.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
-        wrappers: Wrappers by name, in order: ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``.
+        wrappers: Wrappers by name, in order:
+            ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``.
         max_episode_steps: Time limit in steps, or None for the limit registered with the id.
-        metrics: Kinds of the entries of ``info`` to report, by name, as in `EnvSpec`; None for those that the
-            environment declares, or the means of all numbers. EnvPool reports none.
+        metrics: Kinds of the entries of ``info`` to report, by name, as in `EnvSpec`; None for
+            those that the environment declares, or the means of all numbers. EnvPool reports none.
         **options: Arguments of the environment's constructor.
 
     Returns:
         The environment.
 
     Raises:
-        ValueError: Unknown id, option or wrapper, unsupported spaces, or options that EnvPool does not support.
+        ValueError: Unknown id, option or wrapper, unsupported spaces, or options that EnvPool does
+            not support.
     """
     pool = check_options(pool, num_envs, num_seeds)
     make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
     limit = max_episode_steps or recipes.find(id).max_episode_steps
     if pool.backend == "envpool":
         if num_seeds > 1:
-            raise ValueError(f"num_seeds={num_seeds}: pool.backend=envpool serves one: write pool.backend=workers")
+            raise ValueError(
+                f"num_seeds={num_seeds}: pool.backend=envpool serves one: write pool.backend=workers"
+            )
         if wrappers or pool.order != "fixed":
-            raise ValueError("pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers")
+            raise ValueError(
+                "pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers"
+            )
         sizes = {"num_envs": num_envs, "num_groups": pool.num_groups or 1}
         host = from_envpool.make(id, max_episode_steps=limit, **sizes, **options)
-        return host._replace(bridge=pool.bridge, draws=id.rpartition("-v")[0] in from_envpool.SERVES)
+        return host._replace(
+            bridge=pool.bridge, draws=id.rpartition("-v")[0] in from_envpool.SERVES
+        )
     known = _looked_at.pop(_key_of(id, wrappers, max_episode_steps, options), None)
     known = known or describe(make, id, measure=measurement(pool, num_envs * num_seeds))
     if metrics is not None:
         check_kinds(metrics, f"env.metrics of {id}")
         known = known._replace(metrics=dict(metrics))
-    return pooled(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers), known=known)
+    return pooled(
+        make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers), known=known
+    )
 
 
 _looked_at: dict[str, HostEnvSpec] = {}
-"""Results of `look` that the next `make_host` with equal arguments uses instead of another environment."""
+"""Results of `look` that the next `make_host` with equal arguments uses instead of another
+environment.
+"""
 
 
 def look(
@@ -110,7 +139,9 @@ def look(
     return env_spec(host_spec).action
 
 
-def _key_of(id: str, wrappers: Wrappers, max_episode_steps: int | None, options: Mapping[str, Any]) -> str:
+def _key_of(
+    id: str, wrappers: Wrappers, max_episode_steps: int | None, options: Mapping[str, Any]
+) -> str:
     return repr((id, list(wrappers), max_episode_steps, sorted(options.items())))
 
 
@@ -124,10 +155,11 @@ def make_atari_host(
     life_loss: bool = False,
     **options: Any,
 ) -> HostEnv:
-    """Make a vectorized host environment of an Atari game: one grey frame ``[84, 84, 1]`` uint8 a step, unstacked.
+    """Make a vectorized host environment of an Atari game: one grey frame ``[84, 84, 1]`` uint8 a
+    step, unstacked.
 
-    Reported returns are the true scores of whole games. ``another``, for evaluation, makes games without clipped
-    rewards and without ends of episodes at lost lives.
+    Reported returns are the true scores of whole games. ``another``, for evaluation, makes games
+    without clipped rewards and without ends of episodes at lost lives.
 
     Args:
         game: ``Pong`` or ``ALE/Pong-v5``.
@@ -136,25 +168,29 @@ def make_atari_host(
         pool: Options of the pool.
         clip_rewards: Replace training rewards by their signs.
         life_loss: End a training episode with each lost life.
-        **options: Options of `pool.recipes.atari` (``sticky``, ``frame_skip``, ``noop_max``, ``screen_size``,
-            ``episode_length``), and ALE's.
+        **options: Options of `pool.recipes.atari` (``sticky``, ``frame_skip``, ``noop_max``,
+            ``screen_size``, ``episode_length``), and ALE's.
 
     Returns:
         The environment.
 
     Raises:
-        ValueError: Unknown game or option, ``pool.backend=envpool``, or a package of the extra ``atari`` is not
-            installed.
+        ValueError: Unknown game or option, ``pool.backend=envpool``, or a package of the extra
+            ``atari`` is not installed.
     """
     pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
     measure = measurement(pool, num_envs * num_seeds)
     whole = describe(recipes.atari(game, **options), game, measure=measure, metrics=False)
-    played = whole._replace(make=recipes.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards)
+    played = whole._replace(
+        make=recipes.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards
+    )
     spec = env_spec(whole, options.get("episode_length", recipes.ATARI_EPISODE_STEPS))
     host = make_pool(played, spec, num_envs=num_envs, num_seeds=num_seeds, options=pool)
-    return host._replace(bridge=pool.bridge, another=lambda num_envs: in_process(whole, spec, num_envs=num_envs))
+    return host._replace(
+        bridge=pool.bridge, another=lambda num_envs: in_process(whole, spec, num_envs=num_envs)
+    )
 
 
 def make_custom_host(
@@ -221,7 +257,9 @@ def film(
     return filmed(make_one(make, id), id, max_episode_steps or recipes.find(id).max_episode_steps)
 
 
-def film_atari(game: str, *, clip_rewards: bool = True, life_loss: bool = False, **options: Any) -> FilmedHost:
+def film_atari(
+    game: str, *, clip_rewards: bool = True, life_loss: bool = False, **options: Any
+) -> FilmedHost:
     """Make one Atari game that can be drawn, as for evaluation: a whole game with its true score.
 
     Args:
@@ -264,12 +302,16 @@ def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHos
         )
     if stepping.lacks_pygame(env):
         env.close()
-        raise ValueError(f"{name} cannot be drawn: it needs pygame: pip install 'jaxrl_fast[video]'")
+        raise ValueError(
+            f"{name} cannot be drawn: it needs pygame: pip install 'jaxrl_fast[video]'"
+        )
     camera = Camera(env)
     host_spec = of_env(camera, lambda: camera, name)
     host = in_process(host_spec, env_spec(host_spec, limit), num_envs=1)
     host = by_entries(host) if isinstance(host.spec.obs, dict) else host
-    return FilmedHost(host, camera.picture, 1 / float(env.metadata.get("render_fps") or UNKNOWN_FPS))
+    return FilmedHost(
+        host, camera.picture, 1 / float(env.metadata.get("render_fps") or UNKNOWN_FPS)
+    )
 
 
 def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> EnvSpec:
@@ -289,10 +331,17 @@ def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> En
     discrete = MultiDiscrete(act.sizes) if act.sizes else Discrete(act.num_actions)
     action = discrete if act.sizes or act.num_actions else Box(act.low, act.high)
     shape, dtype = host_spec.observe.shape, host_spec.observe.dtype
-    obs = {name: jax.ShapeDtypeStruct(part[0].shape, part[0].base) for name, part in (dtype.fields or {}).items()}
-    spec = EnvSpec(host_spec.name, obs or jax.ShapeDtypeStruct(shape, dtype), action, max_episode_steps)
+    obs = {
+        name: jax.ShapeDtypeStruct(part[0].shape, part[0].base)
+        for name, part in (dtype.fields or {}).items()
+    }
+    spec = EnvSpec(
+        host_spec.name, obs or jax.ShapeDtypeStruct(shape, dtype), action, max_episode_steps
+    )
     spec = spec._replace(num_agents=host_spec.num_agents, own_sizes=host_spec.own_sizes)
-    spec = spec._replace(obs_space=host_spec.observe.space, action_space=act.space, metrics=host_spec.metrics)
+    spec = spec._replace(
+        obs_space=host_spec.observe.space, action_space=act.space, metrics=host_spec.metrics
+    )
     check_spaces(spec, host_spec.name)
     return spec
 
@@ -312,7 +361,9 @@ def by_entries(host: HostEnv) -> HostEnv:
 
     def seen(step: HostStep) -> HostStep:
         obs = entries(step.obs)
-        return step._replace(obs=obs, next_obs=obs if step.next_obs is step.obs else entries(step.next_obs))
+        return step._replace(
+            obs=obs, next_obs=obs if step.next_obs is step.obs else entries(step.next_obs)
+        )
 
     def by_arrival() -> tuple[np.ndarray, HostStep]:
         assert host.recv_any is not None
@@ -358,13 +409,17 @@ def pooled(
         ValueError: An environment cannot be made, or its spaces are not supported.
     """
     host_spec = known or describe(make, name, first, measurement(pool, num_envs * num_seeds))
-    host = make_pool(host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
+    host = make_pool(
+        host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool
+    )
     host = by_entries(host) if isinstance(host.spec.obs, dict) else host
     lines = [hint] if hint else []
     host = host._replace(events=_with_lines(host.events, lines), bridge=pool.bridge)
     if host_spec.observe.outside is None:
         return host
-    return host._replace(require_inside=_require_inside(host_spec.observe.outside, name, pool.out_of_space, lines))
+    return host._replace(
+        require_inside=_require_inside(host_spec.observe.outside, name, pool.out_of_space, lines)
+    )
 
 
 def _with_lines(events: TakeEvents, lines: list[str]) -> TakeEvents:
@@ -374,7 +429,9 @@ def _with_lines(events: TakeEvents, lines: list[str]) -> TakeEvents:
 def _require_inside(
     outside: Outside, name: str, out_of_space: str, lines: list[str]
 ) -> Callable[[Any, Callable[[int], str]], None]:
-    """Return `HostEnv.require_inside`; with ``out_of_space="count"`` it appends to ``lines`` at 1, 10, 100, ... ."""
+    """Return `HostEnv.require_inside`; with ``out_of_space="count"`` it appends to ``lines`` at 1,
+    10, 100, ... .
+    """
     count, reported = 0, 0
 
     def require_inside(obs: Any, place: Callable[[int], str]) -> None:
@@ -386,7 +443,9 @@ def _require_inside(
         what = f"'{entry}'" if entry else "the observation"
         where = f"{name}, {place(row)}: {what} is {text}"
         if out_of_space == "stop":
-            raise PoolError(f"{where}. Mend its observation_space, or write pool.out_of_space=count")
+            raise PoolError(
+                f"{where}. Mend its observation_space, or write pool.out_of_space=count"
+            )
         count += len(found)
         if count >= 10 * reported:
             lines.append(f"{count:,} observations were outside of their space so far; {where}")
@@ -398,4 +457,8 @@ def _require_inside(
 def _could_envpool(id: str, wrappers: Wrappers) -> str:
     """Return a hint if EnvPool supports ``id``, else an empty string."""
     served = id.rpartition("-v")[0] in from_envpool.SERVES and not wrappers
-    return f"EnvPool has {id} too: pool.backend=envpool, pip install 'jaxrl_fast[envpool]'" if served else ""
+    return (
+        f"EnvPool has {id} too: pool.backend=envpool, pip install 'jaxrl_fast[envpool]'"
+        if served
+        else ""
+    )

@@ -30,12 +30,25 @@ import_later("seaborn", "matplotlib.pyplot")
 import gymnax  # noqa: E402
 
 REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
-LONG_EPISODES = tuple(
-    "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Freeway-MinAtar Catch-bsuite "
-    "DeepSea-bsuite DiscountingChain-bsuite BernoulliBandit-misc GaussianBandit-misc PointRobot-misc "
-    "Reacher-misc Swimmer-misc".split()
+LONG_EPISODES = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Freeway-MinAtar",
+    "Catch-bsuite",
+    "DeepSea-bsuite",
+    "DiscountingChain-bsuite",
+    "BernoulliBandit-misc",
+    "GaussianBandit-misc",
+    "PointRobot-misc",
+    "Reacher-misc",
+    "Swimmer-misc",
 )
-"""Environments whose episodes last at least `FRESH_INTERVAL` steps with default parameters, whatever the actions."""
+"""Environments whose episodes last at least `FRESH_INTERVAL` steps with default parameters,
+whatever the actions.
+"""
 
 
 class GymnaxState(NamedTuple):
@@ -71,7 +84,8 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
         The environment.
 
     Raises:
-        ValueError: Unsupported id, episode length below 1, or a parameter that is unknown or of the wrong kind.
+        ValueError: Unsupported id, episode length below 1, or a parameter that is unknown or of the
+            wrong kind.
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: gymnax's {id} is not supported: {REFUSED[id]}")
@@ -88,26 +102,35 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
             raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 500")
         options["max_steps_in_episode"] = episode_length
     params = params.replace(**options)
-    adapted = adapt(env, params, name=id)._replace(shortest_episode=shortest, **_pictures(id, env, params))
+    adapted = adapt(env, params, name=id)._replace(
+        shortest_episode=shortest, **_pictures(id, env, params)
+    )
     if options:
         check_shapes(adapted, f"gymnax {id} with these options")
     return adapted
 
 
-def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParams = no_params) -> Env:
+def adapt(
+    env: Any, params: Any = None, *, name: str, sample_params: SampleParams = no_params
+) -> Env:
     """Convert an object with gymnax's interface to an `Env`.
 
     Args:
         env: gymnax-style environment.
         params: gymnax parameters, or None for the defaults.
         name: Name in the spec.
-        sample_params: ``(key) -> gymnax parameters``, or ``()`` for ``params``; called for every episode.
+        sample_params: ``(key) -> gymnax parameters``, or ``()`` for ``params``; called for every
+            episode.
 
     Returns:
         The environment.
     """
     default = env.default_params if params is None else params
-    reset_one, step_one, is_truncated = relaxed(env.reset_env), relaxed(env.step_env), _truncation(env)
+    reset_one, step_one, is_truncated = (
+        relaxed(env.reset_env),
+        relaxed(env.step_env),
+        _truncation(env),
+    )
     is_number = is_discrete(obs_space := env.observation_space(default))
 
     def observed(obs: PyTree) -> PyTree:
@@ -126,11 +149,18 @@ def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParam
         terminated = jnp.asarray(terminated, bool).reshape(())
         truncated = is_truncated(following, params) & ~terminated
         reward = jnp.asarray(reward, jnp.float32).reshape(())
-        return GymnaxState(following, state.params), Timestep(obs, obs, reward, terminated, truncated)
+        return GymnaxState(following, state.params), Timestep(
+            obs, obs, reward, terminated, truncated
+        )
 
     obs = jax.eval_shape(lambda key: reset(key, sample_params(key))[1], jax.random.key(0))
     limit = getattr(default, "max_steps_in_episode", None)
-    spec = EnvSpec(name, obs, actions_of(env.action_space(default), name), None if limit is None else int(limit))
+    spec = EnvSpec(
+        name,
+        obs,
+        actions_of(env.action_space(default), name),
+        None if limit is None else int(limit),
+    )
     return Env(spec, reset, step, sample_params)
 
 
@@ -143,10 +173,11 @@ OWN_STEP = "it resets itself there, and jaxrl_fast calls step_env: override step
 
 
 def unwrapped(env: Any, params: Any, name: str) -> Any:
-    """Return a wrapped environment with ``reset_env`` and ``step_env`` that call its wrappers and do not reset.
+    """Return a wrapped environment with ``reset_env`` and ``step_env`` that call its wrappers and
+    do not reset.
 
-    gymnax's ``step`` also starts the next episode. Wrappers override it, and their ``step_env`` is the
-    environment's. So the wrappers are put around an environment whose ``step`` does not reset.
+    gymnax's ``step`` also starts the next episode. Wrappers override it, and their ``step_env`` is
+    the environment's. So the wrappers are put around an environment whose ``step`` does not reset.
 
     Args:
         env: gymnax-style environment, with or without wrappers.
@@ -167,7 +198,9 @@ def unwrapped(env: Any, params: Any, name: str) -> Any:
     for layer, _ in layers[core:]:
         if overrides(layer, "step", "step_env") or overrides(layer, "reset", "reset_env"):
             raise ValueError(f"{name}: {type(layer).__name__} overrides step or reset: {OWN_STEP}")
-    if not any(hasattr(type(layer), method) for layer, _ in layers[:core] for method in ("step", "reset")):
+    if not any(
+        hasattr(type(layer), method) for layer, _ in layers[:core] for method in ("step", "reset")
+    ):
         return env  # at most its spaces differ
     default = env.default_params if params is None else params
     failed: Exception | None = None
@@ -199,7 +232,9 @@ def with_limit(env: Any, params: Any, episode_length: int | None) -> Any:
         The parameters.
     """
     given = env.default_params if params is None else params
-    if episode_length is None or not (hasattr(given, "max_steps_in_episode") and hasattr(given, "replace")):
+    if episode_length is None or not (
+        hasattr(given, "max_steps_in_episode") and hasattr(given, "replace")
+    ):
         return params
     return given.replace(max_steps_in_episode=episode_length)
 
@@ -213,12 +248,13 @@ def overrides(layer: Any, method: str, basis: str) -> bool:
         basis: Method that ``method`` calls, such as ``step_env``.
 
     Returns:
-        Whether the first class with ``method`` is a subclass of the first class with ``basis``, or there is no such
-        class.
+        Whether the first class with ``method`` is a subclass of the first class with ``basis``, or
+        there is no such class.
     """
     classes = type(layer).__mro__
     first = [
-        next((i for i, cls in enumerate(classes) if which in vars(cls)), len(classes)) for which in (method, basis)
+        next((i for i, cls in enumerate(classes) if which in vars(cls)), len(classes))
+        for which in (method, basis)
     ]
     return first[0] < first[1]
 
@@ -226,11 +262,22 @@ def overrides(layer: Any, method: str, basis: str) -> bool:
 def _check_layer(layer: Any, name: str) -> None:
     own = type(layer).__name__
     if own in NORMALIZING:
-        raise ValueError(f"{name}: {own} has statistics that a policy's files would lack: {NORMALIZING[own]} instead")
-    stored = next((attribute for attribute in ("reset", "step") if attribute in getattr(layer, "__dict__", {})), None)
+        raise ValueError(
+            f"{name}: {own} has statistics that a policy's files would lack: {NORMALIZING[own]} instead"
+        )
+    stored = next(
+        (
+            attribute
+            for attribute in ("reset", "step")
+            if attribute in getattr(layer, "__dict__", {})
+        ),
+        None,
+    )
     if stored or own.startswith("GymnaxTo"):
         why = f"stores {stored} of a batch" if stored else "gives another library's interface"
-        raise ValueError(f"{name}: {own} {why}: return the environment inside it; jaxrl_fast makes the batch")
+        raise ValueError(
+            f"{name}: {own} {why}: return the environment inside it; jaxrl_fast makes the batch"
+        )
 
 
 def _trace(env: Any, params: Any) -> None:
@@ -245,7 +292,9 @@ def _trace(env: Any, params: Any) -> None:
 
 
 class _Unending(Delegating):
-    """A gymnax-style environment whose ``step`` and ``reset`` are of one episode, so that it never resets itself."""
+    """A gymnax-style environment whose ``step`` and ``reset`` are of one episode, so that it never
+    resets itself.
+    """
 
     def __init__(self, env: Any, num_values: int) -> None:
         super().__init__(env)
@@ -261,12 +310,18 @@ class _Unending(Delegating):
         obs, following, reward, terminated, *_, info = self.env.step_env(key, state, action, params)
         truncated = self.truncates(following, params)
         ends = {"terminated": terminated, "truncated": truncated, "final_observation": obs}
-        given = (terminated, truncated) if self.num_values == 6 else (jnp.logical_or(terminated, truncated),)
+        given = (
+            (terminated, truncated)
+            if self.num_values == 6
+            else (jnp.logical_or(terminated, truncated),)
+        )
         return obs, following, reward, *given, {**info, **ends}
 
 
 class _Wrapped(Delegating):
-    """A gymnax-style environment whose ``reset_env`` and ``step_env`` are ``reset`` and ``step`` of a wrapper."""
+    """A gymnax-style environment whose ``reset_env`` and ``step_env`` are ``reset`` and ``step`` of
+    a wrapper.
+    """
 
     def __init__(self, env: Any, what: str) -> None:
         super().__init__(env)
@@ -302,7 +357,9 @@ def _pictures(id: str, env: Any, params: Any) -> dict[str, Any]:
 
 
 def _truncation(env: Any) -> Callable[[PyTree, PyTree], jax.Array]:
-    """Return ``is_truncated(state, params)``, which gymnax 1.0 has and an environment in its style may lack."""
+    """Return ``is_truncated(state, params)``, which gymnax 1.0 has and an environment in its style
+    may lack.
+    """
     if not hasattr(env, "is_truncated"):
         return lambda state, params: jnp.zeros((), bool)
     is_truncated = relaxed(env.is_truncated)

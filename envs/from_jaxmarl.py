@@ -1,4 +1,6 @@
-"""Adapter of JaxMARL's environments. The only file that imports jaxmarl (https://github.com/FLAIROx/JaxMARL, 0.2)."""
+"""Adapter of JaxMARL's environments. The only file that imports jaxmarl
+(https://github.com/FLAIROx/JaxMARL, 0.2).
+"""
 
 import inspect
 import sys
@@ -22,7 +24,9 @@ from jaxrl_fast.spaces import Space, space_of_arrays
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress JaxMARL's messages about optional packages; it restores the process's streams to print them."""
+    """Suppress JaxMARL's messages about optional packages; it restores the process's streams to
+    print them.
+    """
     whole, errors = sys.__stdout__, sys.stderr
     with redirect_stdout(StringIO()) as nowhere:
         sys.__stdout__ = nowhere  # type: ignore[assignment, misc]
@@ -39,10 +43,21 @@ with _quiet():
 
 REFUSED = {
     "LearnedPolicyEnemySMAX": "it needs the policy of its enemy",
-    **{id: "it needs jaxrobotarium" for id in jaxmarl.registered_envs if id.startswith("JaxRobotarium")},
+    **{
+        id: "it needs jaxrobotarium"
+        for id in jaxmarl.registered_envs
+        if id.startswith("JaxRobotarium")
+    },
 }
 MABRAX = {"ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"}
-SHARED_REWARD = {"HeuristicEnemySMAX", "hanabi", "overcooked", "overcooked_v2", "switch_riddle", *MABRAX}
+SHARED_REWARD = {
+    "HeuristicEnemySMAX",
+    "hanabi",
+    "overcooked",
+    "overcooked_v2",
+    "switch_riddle",
+    *MABRAX,
+}
 """Environments whose agents all get the same reward."""
 LEAVE_EARLY = {"HeuristicEnemySMAX", "SMAX", "jaxnav"}
 """Environments that continue without their agents that are done."""
@@ -69,20 +84,24 @@ def ids() -> list[str]:
     return sorted(set(jaxmarl.registered_envs) - set(REFUSED))
 
 
-def make(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> Env:
+def make(
+    id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any
+) -> Env:
     """Make a registered JaxMARL environment.
 
     Args:
         id: JaxMARL id.
         num_agents: Number of agents, or None for the default.
         episode_length: Time limit in steps. The smaller of it and JaxMARL's limit applies.
-        **options: Arguments of the environment's constructor. ``scenario`` is a name, such as ``3m``.
+        **options: Arguments of the environment's constructor. ``scenario`` is a name, such as
+            ``3m``.
 
     Returns:
         The environment.
 
     Raises:
-        ValueError: Unsupported id, number of agents or option, or agents that cannot be padded to the largest.
+        ValueError: Unsupported id, number of agents or option, or agents that cannot be padded to
+            the largest.
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: jaxmarl's {id} is not supported: {REFUSED[id]}")
@@ -94,13 +113,25 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
         try:
             base = _made(id, options)
         except ValueError:
-            raise ValueError(f"env.num_agents={num_agents}: {id} has {base.num_agents} agents: leave it out") from None
+            raise ValueError(
+                f"env.num_agents={num_agents}: {id} has {base.num_agents} agents: leave it out"
+            ) from None
     limit = getattr(base, "max_steps", None)
     if limit is not None:
-        limit = int(limit) + id.startswith("MPE_")  # MPE compares the step counter before incrementing it
-    env = adapt(base, name=id, time_limit=limit, shared_reward=id in SHARED_REWARD, leave_early=id in LEAVE_EARLY)
+        limit = int(limit) + id.startswith(
+            "MPE_"
+        )  # MPE compares the step counter before incrementing it
+    env = adapt(
+        base,
+        name=id,
+        time_limit=limit,
+        shared_reward=id in SHARED_REWARD,
+        leave_early=id in LEAVE_EARLY,
+    )
     if episode_length is not None:
-        env = env._replace(spec=env.spec._replace(max_episode_steps=min(episode_length, limit or episode_length)))
+        env = env._replace(
+            spec=env.spec._replace(max_episode_steps=min(episode_length, limit or episode_length))
+        )
     check_shapes(env, f"jaxmarl {id}")
     if id.startswith("MPE_"):
         return env._replace(draw=drawings.particles(base))
@@ -110,7 +141,12 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
 
 
 def adapt(
-    env: Any, *, name: str, time_limit: int | None = None, shared_reward: bool = False, leave_early: bool = False
+    env: Any,
+    *,
+    name: str,
+    time_limit: int | None = None,
+    shared_reward: bool = False,
+    leave_early: bool = False,
 ) -> Env:
     """Convert an object with JaxMARL's interface to an `Env`.
 
@@ -131,11 +167,15 @@ def adapt(
     names = list(env.agents)
     acts = [_action_space(name, env.action_space(agent)) for agent in names]
     numbers = [act.num_actions if isinstance(act, Discrete) else 0 for act in acts]
-    most = most_actions(name, numbers, [(0, 0) if isinstance(act, Discrete) else act for act in acts])
+    most = most_actions(
+        name, numbers, [(0, 0) if isinstance(act, Discrete) else act for act in acts]
+    )
     space = Discrete(most) if most else acts[0]
     shapes = jax.eval_shape(reset_one, jax.random.key(0))[0]
     if not (isinstance(shapes, dict) and set(names) <= set(shapes)):
-        raise ValueError(f"{name} gives no observations by the names of its agents: write another env.id")
+        raise ValueError(
+            f"{name} gives no observations by the names of its agents: write another env.id"
+        )
     largest_shape(name, [(shapes[agent].dtype, shapes[agent].shape) for agent in names])
     allowed = (_allowed(env) or _all_of(names, numbers)) if most else None
 
@@ -155,15 +195,26 @@ def adapt(
         state = JaxMarlState(settled(state), jnp.zeros((), jnp.int32))
         return state, observed(obs, state.state, jnp.zeros(len(names), bool))
 
-    def step(state: JaxMarlState, action: jax.Array, key: jax.Array) -> tuple[JaxMarlState, Timestep]:
+    def step(
+        state: JaxMarlState, action: jax.Array, key: jax.Array
+    ) -> tuple[JaxMarlState, Timestep]:
         actions = {agent: action[i] for i, agent in enumerate(names)}
         obs, following, reward, done, _ = step_one(key, state.state, actions)
-        following, steps = JaxMarlState(like(following, state.state), state.steps + 1), state.steps + 1
+        following, steps = (
+            JaxMarlState(like(following, state.state), state.steps + 1),
+            state.steps + 1,
+        )
         over = jnp.asarray(done["__all__"], bool).reshape(())
         in_time = over if time_limit is None else over & (steps < time_limit)
         seen = observed(obs, following.state, stacked(done).astype(bool).reshape(-1) & ~over)
-        paid = jnp.asarray(reward[names[0]]).reshape(()) if shared_reward else stacked(reward).reshape(-1)
-        return following, Timestep(seen, seen, paid.astype(jnp.float32), in_time, jnp.zeros((), bool))
+        paid = (
+            jnp.asarray(reward[names[0]]).reshape(())
+            if shared_reward
+            else stacked(reward).reshape(-1)
+        )
+        return following, Timestep(
+            seen, seen, paid.astype(jnp.float32), in_time, jnp.zeros((), bool)
+        )
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     sizes = own_sizes([shapes[agent].shape for agent in names], numbers)
@@ -173,9 +224,15 @@ def adapt(
 
 
 def _own_spaces(
-    names: list[str], shapes: list[jax.ShapeDtypeStruct], acts: list[Discrete | Box], *, masked: bool
+    names: list[str],
+    shapes: list[jax.ShapeDtypeStruct],
+    acts: list[Discrete | Box],
+    *,
+    masked: bool,
 ) -> tuple[Space, Space]:
-    """Return the spaces of the agents by name. An agent with a mask observes ``obs`` and ``action_mask``."""
+    """Return the spaces of the agents by name. An agent with a mask observes ``obs`` and
+    ``action_mask``.
+    """
     seen, acted = {}, {}
     for name, shape, act in zip(names, shapes, acts, strict=True):
         seen[name] = space_of_arrays(shape)
@@ -194,11 +251,19 @@ def _made(id: str, options: dict[str, Any]) -> Any:
         env = jaxmarl.make(id, **options)
     except Exception as error:  # any error that an option causes inside jaxmarl
         message = " ".join(str(error).split())
-        raise ValueError(f"jaxmarl {id} does not take these options: {message}: leave them out") from error
+        raise ValueError(
+            f"jaxmarl {id} does not take these options: {message}: leave them out"
+        ) from error
     classes = {*type(env).__mro__, *type(getattr(env, "_env", env)).__mro__} - {object}
-    known = {name for cls in classes for name in inspect.signature(cls).parameters} - {"args", "kwargs", "env_kwargs"}
+    known = {name for cls in classes for name in inspect.signature(cls).parameters} - {
+        "args",
+        "kwargs",
+        "env_kwargs",
+    }
     if unknown := sorted(set(options) - known):  # some constructors ignore unknown arguments
-        raise ValueError(f"jaxmarl {id} has no option '{unknown[0]}': write some of {', '.join(sorted(known))}")
+        raise ValueError(
+            f"jaxmarl {id} has no option '{unknown[0]}': write some of {', '.join(sorted(known))}"
+        )
     return env
 
 
@@ -209,7 +274,9 @@ def _scenario(name: Any) -> Any:
 
 
 def _allowed(env: Any) -> Callable[[PyTree], PyTree] | None:
-    """Return ``allowed(state)``, the masks of the allowed actions by agent; None if all actions are always allowed."""
+    """Return ``allowed(state)``, the masks of the allowed actions by agent; None if all actions are
+    always allowed.
+    """
     allowed = relaxed(getattr(env, "get_legal_moves", env.get_avail_actions))
     try:
         given = jax.eval_shape(lambda key: allowed(relaxed(env.reset)(key)[1]), jax.random.key(0))
@@ -242,14 +309,21 @@ def filled_up(arrays: list[jax.Array]) -> jax.Array:
         Array ``[A, ...]``.
     """
     most = max(x.shape[:1] for x in arrays)
-    return jnp.stack([jnp.pad(x, (0, most[0] - len(x))) if x.shape[:1] < most else x for x in arrays])
+    return jnp.stack(
+        [jnp.pad(x, (0, most[0] - len(x))) if x.shape[:1] < most else x for x in arrays]
+    )
 
 
 def _action_space(name: str, space: Any) -> Discrete | Box:
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     if isinstance(space, spaces.Box):
-        bounds = [np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high)]
+        bounds = [
+            np.broadcast_to(np.asarray(bound, np.float32), space.shape)
+            for bound in (space.low, space.high)
+        ]
         if np.isfinite(bounds).all():
             return Box(*bounds)
-    raise ValueError(f"{name} has actions of kind {type(space).__name__}; Discrete and bounded Box are supported")
+    raise ValueError(
+        f"{name} has actions of kind {type(space).__name__}; Discrete and bounded Box are supported"
+    )

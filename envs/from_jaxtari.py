@@ -1,7 +1,9 @@
-"""Adapter of JAXtari's Atari games in JAX. The only file that imports jaxtari (https://github.com/k4ntz/JAXAtari, 0.2).
+"""Adapter of JAXtari's Atari games in JAX. The only file that imports jaxtari
+(https://github.com/k4ntz/JAXAtari, 0.2).
 
-Its wrappers reset environments themselves and so overwrite the last observation of an episode; here only its games are
-used, with actions that repeat and stick as in Gymnasium's Atari (Machado et al. 2018, arXiv 1709.06009).
+Its wrappers reset environments themselves and so overwrite the last observation of an episode; here
+only its games are used, with actions that repeat and stick as in Gymnasium's Atari (Machado et al.
+2018, arXiv 1709.06009).
 """
 
 from typing import Any
@@ -47,10 +49,11 @@ def make(
 
     Args:
         id: One of `ids`.
-        view: ``objects`` for the positions of all objects in the frames of a step, or ``pixels`` for its last frame,
-            gray bytes ``[84, 84, 1]``, of which four are stacked.
+        view: ``objects`` for the positions of all objects in the frames of a step, or ``pixels``
+            for its last frame, gray bytes ``[84, 84, 1]``, of which four are stacked.
         frame_skip: Frames in a step; each repeats the action.
-        sticky_actions: Probability with which a frame repeats the action of the frame before instead.
+        sticky_actions: Probability with which a frame repeats the action of the frame before
+            instead.
         episode_length: Time limit in steps, or None for half an hour.
         **options: None; others are refused.
 
@@ -58,10 +61,13 @@ def make(
         The environment.
 
     Raises:
-        ValueError: Unknown view or option, a number out of range, or sprites that are not on this disk.
+        ValueError: Unknown view or option, a number out of range, or sprites that are not on this
+            disk.
     """
     for option in options:
-        raise ValueError(f"jaxtari {id} has no option '{option}': write some of view, frame_skip, sticky_actions")
+        raise ValueError(
+            f"jaxtari {id} has no option '{option}': write some of view, frame_skip, sticky_actions"
+        )
     if view not in VIEWS:
         raise ValueError(f"env.view={view}: write one of {', '.join(VIEWS)}")
     for option, count in {"frame_skip": frame_skip, "episode_length": episode_length}.items():
@@ -73,10 +79,14 @@ def make(
     try:
         base = relaxed(jaxtari.make)(id)
     except RuntimeError as error:
-        raise ValueError(f"env.id={id} needs Jaxtari's sprites: python -m jaxtari.install_sprites") from error
+        raise ValueError(
+            f"env.id={id} needs Jaxtari's sprites: python -m jaxtari.install_sprites"
+        ) from error
     except Exception as error:  # any error of a game that is not finished
         raise ValueError(f"jaxtari {id} failed: {fault_of(error)}") from error
-    env = adapt(base, name=id, pixels=view == "pixels", frame_skip=frame_skip, sticky_actions=sticky_actions)
+    env = adapt(
+        base, name=id, pixels=view == "pixels", frame_skip=frame_skip, sticky_actions=sticky_actions
+    )
     check_shapes(env, f"jaxtari {id}")
     limit = episode_length or MOST_FRAMES // frame_skip
     return env._replace(spec=env.spec._replace(max_episode_steps=limit))
@@ -104,7 +114,9 @@ def adapt(env: Any, *, name: str, pixels: bool, frame_skip: int, sticky_actions:
         if not pixels:
             return frames.reshape(-1)
         gray = jnp.mean(jnp.asarray(render(state), jnp.float32), axis=-1)
-        return jnp.round(jax.image.resize(gray, (SIZE, SIZE), "linear")).astype(jnp.uint8)[..., None]
+        return jnp.round(jax.image.resize(gray, (SIZE, SIZE), "linear")).astype(jnp.uint8)[
+            ..., None
+        ]
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, jax.Array]:
         obs, state = reset_one(jax.random.key_data(key))
@@ -121,13 +133,21 @@ def adapt(env: Any, *, name: str, pixels: bool, frame_skip: int, sticky_actions:
             return (game, chosen, over | jnp.asarray(done, bool).reshape(())), (flat(obs), paid)
 
         sticks = jax.random.bernoulli(key, sticky_actions, (frame_skip,))
-        (game, last, over), (frames, paid) = jax.lax.scan(frame, (*state, jnp.zeros((), bool)), sticks)
+        (game, last, over), (frames, paid) = jax.lax.scan(
+            frame, (*state, jnp.zeros((), bool)), sticks
+        )
         obs = seen(game, frames)
         return (game, last), Timestep(obs, obs, jnp.sum(paid), over, jnp.zeros((), bool))
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
-    spec = EnvSpec(name, obs, actions_of(env.action_space(), name), frame_stack=STACKED if pixels else 0)
+    spec = EnvSpec(
+        name, obs, actions_of(env.action_space(), name), frame_stack=STACKED if pixels else 0
+    )
     picture = jax.jit(render)
     return Env(
-        spec, reset, step, step_s=frame_skip / FRAMES_PER_S, draw=lambda state: np.asarray(picture(state[0]), np.uint8)
+        spec,
+        reset,
+        step,
+        step_s=frame_skip / FRAMES_PER_S,
+        draw=lambda state: np.asarray(picture(state[0]), np.uint8),
     )

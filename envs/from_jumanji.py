@@ -1,7 +1,7 @@
 """Adapter of Jumanji's environments. The only file that imports jumanji.
 
-Source: https://github.com/instadeepai/jumanji, 1.1. Jumanji's time limit terminates an episode; here it never
-applies, and `vectorize` truncates instead.
+Source: https://github.com/instadeepai/jumanji, 1.1. Jumanji's time limit terminates an episode;
+here it never applies, and `vectorize` truncates instead.
 """
 
 import inspect
@@ -15,7 +15,9 @@ import jumanji
 import numpy as np
 from jumanji.environments import LevelBasedForaging, RobotWarehouse
 from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
-from jumanji.environments.routing.robot_warehouse.generator import RandomGenerator as WarehouseGenerator
+from jumanji.environments.routing.robot_warehouse.generator import (
+    RandomGenerator as WarehouseGenerator,
+)
 from jumanji.environments.swarms.search_and_rescue.reward import IndividualRewardFn
 
 from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Timestep
@@ -31,12 +33,16 @@ STEPS_PER_RESET = 32
 """A reset generates a problem, which takes as long as several steps."""
 STEP_S = 0.25
 """Duration of a step in pictures, in seconds."""
-FORAGING: dict[str, Any] = dict(grid_size=8, fov=8, num_agents=2, num_food=2, max_agent_level=2, force_coop=True)
+FORAGING: dict[str, Any] = dict(
+    grid_size=8, fov=8, num_agents=2, num_food=2, max_agent_level=2, force_coop=True
+)
 FORAGING |= dict(grid_observation=False, normalize_reward=True, penalty=0.0, episode_length=100)
-"""Jumanji's defaults: an 8 x 8 field, 2 players, 2 pieces of food that each need both players. Every player observes
-the whole field unless ``fov`` is given.
+"""Jumanji's defaults: an 8 x 8 field, 2 players, 2 pieces of food that each need both players.
+Every player observes the whole field unless ``fov`` is given.
 """
-WAREHOUSE: dict[str, Any] = dict(shelf_rows=1, shelf_columns=3, column_height=8, num_agents=4, sensor_range=1)
+WAREHOUSE: dict[str, Any] = dict(
+    shelf_rows=1, shelf_columns=3, column_height=8, num_agents=4, sensor_range=1
+)
 WAREHOUSE |= dict(request_queue_size=4, episode_length=500)
 """tiny-4ag of Papoudakis et al. (arXiv 2006.07869). Jumanji's defaults are another warehouse."""
 WORLDS: dict[str, dict[str, Any]] = {"LevelBasedForaging": FORAGING, "RobotWarehouse": WAREHOUSE}
@@ -55,10 +61,15 @@ def ids() -> list[str]:
     Returns:
         Two class names of Jumanji, whose options are `WORLDS`, and the registered ids.
     """
-    return [*WORLDS, *sorted(jumanji.registered_environments() - {f"{world}-v0" for world in WORLDS})]
+    return [
+        *WORLDS,
+        *sorted(jumanji.registered_environments() - {f"{world}-v0" for world in WORLDS}),
+    ]
 
 
-def make(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> Env:
+def make(
+    id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any
+) -> Env:
     """Make a Jumanji environment.
 
     Args:
@@ -76,10 +87,14 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
     if id not in WORLDS:
         return _registered(id, num_agents, episode_length, options)
     named = {"num_agents": num_agents, "episode_length": episode_length}
-    given = WORLDS[id] | {name: value for name, value in named.items() if value is not None} | options
+    given = (
+        WORLDS[id] | {name: value for name, value in named.items() if value is not None} | options
+    )
     for option, value in given.items():
         if option not in WORLDS[id]:
-            raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(sorted(WORLDS[id]))}")
+            raise ValueError(
+                f"jumanji {id} has no option '{option}': write some of {', '.join(sorted(WORLDS[id]))}"
+            )
         check_option(f"env.{option}", value, WORLDS[id][option])
         if type(WORLDS[id][option]) is int and not is_count(value):
             raise ValueError(f"env.{option}={value}: {A_COUNT}")
@@ -104,8 +119,8 @@ def adapt(env: Any, *, name: str, time_limit: int | None, shared_reward: bool = 
     """Convert a Jumanji environment to an `Env`.
 
     Args:
-        env: Environment whose observation has ``agents_view`` ``[A, ...]`` and ``action_mask`` ``[A, actions]``. Its
-            last step counts as a termination.
+        env: Environment whose observation has ``agents_view`` ``[A, ...]`` and ``action_mask``
+            ``[A, actions]``. Its last step counts as a termination.
         name: Name in the spec.
         time_limit: Time limit in steps for `vectorize`, or None.
         shared_reward: All agents get the same reward.
@@ -116,7 +131,10 @@ def adapt(env: Any, *, name: str, time_limit: int | None, shared_reward: bool = 
     reset_one, step_one = relaxed(env.reset), relaxed(env.step)
 
     def observed(obs: Any) -> PyTree:
-        return {"action_mask": jnp.asarray(obs.action_mask, bool), "obs": jnp.asarray(obs.agents_view, jnp.float32)}
+        return {
+            "action_mask": jnp.asarray(obs.action_mask, bool),
+            "obs": jnp.asarray(obs.agents_view, jnp.float32),
+        }
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
         state, first = reset_one(jax.random.key_data(key))
@@ -129,7 +147,14 @@ def adapt(env: Any, *, name: str, time_limit: int | None, shared_reward: bool = 
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     num_agents, num_actions = obs["action_mask"].shape
-    spec = EnvSpec(name, obs, Discrete(num_actions), time_limit, num_agents=num_agents, shared_reward=shared_reward)
+    spec = EnvSpec(
+        name,
+        obs,
+        Discrete(num_actions),
+        time_limit,
+        num_agents=num_agents,
+        shared_reward=shared_reward,
+    )
     return Env(spec, reset, step, step_s=STEP_S)
 
 
@@ -143,8 +168,12 @@ def _warehouse(**given: Any) -> RobotWarehouse:
     return RobotWarehouse(generator=WarehouseGenerator(**given), time_limit=NEVER)
 
 
-def _registered(id: str, num_agents: int | None, episode_length: int | None, options: dict[str, Any]) -> Env:
-    """Make a registered environment. Its own time limit is one step later than the one that truncates."""
+def _registered(
+    id: str, num_agents: int | None, episode_length: int | None, options: dict[str, Any]
+) -> Env:
+    """Make a registered environment. Its own time limit is one step later than the one that
+    truncates.
+    """
     if num_agents is not None:
         raise ValueError(f"env.num_agents={num_agents}: jumanji {id} takes none: leave it out")
     if episode_length is not None and not is_count(episode_length):
@@ -157,14 +186,18 @@ def _registered(id: str, num_agents: int | None, episode_length: int | None, opt
             if option not in known or option == "time_limit":
                 plain = [name for name, now in known.items() if isinstance(now, int | float | str)]
                 others = sorted({*plain, "episode_length"} - {"time_limit"})
-                raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(others)}")
+                raise ValueError(
+                    f"jumanji {id} has no option '{option}': write some of {', '.join(others)}"
+                )
             check_option(f"env.{option}", value, known[option])
             if type(known[option]) is int and not is_count(value):
                 raise ValueError(f"env.{option}={value}: {A_COUNT}")
         limit = episode_length or getattr(base, "time_limit", None)
         own = {"time_limit": limit + 1} if limit and "time_limit" in known else {}
         if id == "SearchAndRescue-v0":  # its rewards fall until its time limit
-            own["reward_fn"] = lambda found, step, later: IndividualRewardFn()(found, step, later - 1)
+            own["reward_fn"] = lambda found, step, later: IndividualRewardFn()(
+                found, step, later - 1
+            )
         base = jumanji.make(id, **options, **own)
         env = adapt_alone(base, name=id, time_limit=limit, of_agents=id in OF_AGENTS)
         check_shapes(env, f"jumanji {id}")
@@ -182,7 +215,9 @@ def _drawn(env: Any, state: Any) -> np.ndarray:
     matplotlib.use("agg")
     with warnings.catch_warnings(action="ignore"):  # a figure without a screen cannot be shown
         try:
-            env.render(jax.tree.map(np.asarray, state))  # GraphColoring takes twenty times as long with JAX's arrays
+            env.render(
+                jax.tree.map(np.asarray, state)
+            )  # GraphColoring takes twenty times as long with JAX's arrays
         except AttributeError:  # Maze uses their `at`
             env.render(state)
     canvas: Any = pyplot.gcf().canvas
@@ -197,17 +232,20 @@ def adapt_alone(env: Any, *, name: str, time_limit: int | None, of_agents: bool 
         env: Environment.
         name: Name in the spec.
         time_limit: Time limit in steps for `vectorize`, or None.
-        of_agents: The first axis of actions is agents. Where observations have as many rows, these are the agents' own;
-            others are common to all. Else one agent chooses all parts of an action.
+        of_agents: The first axis of actions is agents. Where observations have as many rows, these
+            are the agents' own; others are common to all. Else one agent chooses all parts of an
+            action.
 
     Returns:
-        The environment. It observes a dictionary by the paths of Jumanji's fields, such as ``items.x_len``. A mask of
-        combinations makes the action one number; a mask for each part, or none, `MultiDiscrete`. ``extras`` are metrics
-        of an episode's last step.
+        The environment. It observes a dictionary by the paths of Jumanji's fields, such as
+        ``items.x_len``. A mask of combinations makes the action one number; a mask for each part,
+        or none, `MultiDiscrete`. ``extras`` are metrics of an episode's last step.
     """
     reset_one, step_one = relaxed(env.reset), relaxed(env.step)
     shapes = jax.eval_shape(lambda key: reset_one(jax.random.key_data(key)), jax.random.key(0))[1]
-    action, act = _actions(env.action_spec, getattr(shapes.observation, "action_mask", None), of_agents)
+    action, act = _actions(
+        env.action_spec, getattr(shapes.observation, "action_mask", None), of_agents
+    )
     num_agents = env.action_spec.shape[0] if of_agents else None
     shown = {key: "last" for key, value in (shapes.extras or {}).items() if value.shape == ()}
 
@@ -231,7 +269,9 @@ def adapt_alone(env: Any, *, name: str, time_limit: int | None, of_agents: bool 
         reward = paid if num_agents is not None and paid.shape else jnp.sum(paid)
         over, alive = given.last(), jnp.any(given.discount > 0.0)
         values = {key: jnp.asarray(given.extras[key], jnp.float32) for key in shown}
-        return like(following, state), Timestep(obs, obs, reward, over & ~alive, over & alive, metrics=values)
+        return like(following, state), Timestep(
+            obs, obs, reward, over & ~alive, over & alive, metrics=values
+        )
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     spec = EnvSpec(name, obs, action, time_limit, num_agents=num_agents, metrics=shown)
@@ -240,20 +280,31 @@ def adapt_alone(env: Any, *, name: str, time_limit: int | None, of_agents: bool 
 
 def _word(entry: Any) -> str:
     """Return the name of one part of a path in a pytree."""
-    return str(next(getattr(entry, name) for name in ("name", "key", "idx") if hasattr(entry, name)))
+    return str(
+        next(getattr(entry, name) for name in ("name", "key", "idx") if hasattr(entry, name))
+    )
 
 
 def _actions(spec: Any, mask: jax.ShapeDtypeStruct | None, of_agents: bool) -> tuple[Actions, Any]:
-    """Return the action space, of each agent if there are several, and the conversion of an action to Jumanji's."""
+    """Return the action space, of each agent if there are several, and the conversion of an action
+    to Jumanji's.
+    """
     if not np.issubdtype(spec.dtype, np.integer):
-        low, high = (np.broadcast_to(np.asarray(x, np.float32), spec.shape) for x in (spec.minimum, spec.maximum))
+        low, high = (
+            np.broadcast_to(np.asarray(x, np.float32), spec.shape)
+            for x in (spec.minimum, spec.maximum)
+        )
         return (Box(low[0], high[0]) if of_agents else Box(low, high)), lambda action: action
     if spec.shape == ():
         return Discrete(int(spec.num_values)), lambda action: action
-    most = np.asarray(getattr(spec, "num_values", None) if hasattr(spec, "num_values") else spec.maximum + 1)
+    most = np.asarray(
+        getattr(spec, "num_values", None) if hasattr(spec, "num_values") else spec.maximum + 1
+    )
     sizes = tuple(int(size) for size in np.broadcast_to(most, spec.shape))
     if mask is not None and mask.shape == sizes:
-        return Discrete(math.prod(sizes)), lambda action: jnp.stack(jnp.unravel_index(action, sizes)).astype(spec.dtype)
+        return Discrete(math.prod(sizes)), lambda action: jnp.stack(
+            jnp.unravel_index(action, sizes)
+        ).astype(spec.dtype)
     if mask is not None:
         sizes = (mask.shape[1],) * mask.shape[0]
     return MultiDiscrete(sizes), lambda action: action.astype(spec.dtype)

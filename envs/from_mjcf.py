@@ -1,9 +1,11 @@
-"""Environments of a MuJoCo file (https://mujoco.readthedocs.io, XMLreference): compiled by MJX, or in C on the host.
+"""Environments of a MuJoCo file (https://mujoco.readthedocs.io, XMLreference): compiled by MJX, or
+in C on the host.
 
-A task is a few functions of the user, the same for both: ``reward(data, action)``, and if needed ``observe(data)``,
-``terminated(data)``, ``start(model, uniform)`` and ``randomize(model, uniform)``. ``data`` and ``model`` have MuJoCo's
-names, such as ``data.qpos`` and ``model.body_mass``; ``uniform(low, high, shape)`` draws numbers. Functions that use
-Python's operators, or ``jax.numpy``, serve both.
+A task is a few functions of the user, the same for both: ``reward(data, action)``, and if needed
+``observe(data)``, ``terminated(data)``, ``start(model, uniform)`` and
+``randomize(model, uniform)``. ``data`` and ``model`` have MuJoCo's names, such as ``data.qpos`` and
+``model.body_mass``; ``uniform(low, high, shape)`` draws numbers. Functions that use Python's
+operators, or ``jax.numpy``, serve both.
 """
 
 import inspect
@@ -81,11 +83,15 @@ def make(
     Args:
         file: Path of the XML file.
         backend: ``mjx``; `make_host` serves ``mujoco``.
-        reward: ``(data, action) -> number`` after each step, or its name, such as ``my_package.reward``.
-        observe: ``(data) -> array [N]``, or the names of sensors, in order. Without it, positions and velocities.
+        reward: ``(data, action) -> number`` after each step, or its name, such as
+            ``my_package.reward``.
+        observe: ``(data) -> array [N]``, or the names of sensors, in order. Without it, positions
+            and velocities.
         terminated: ``(data) -> bool``; without it only the time limit ends an episode.
-        start: ``(model, uniform) -> (qpos, qvel)``; without it the first keyframe, or ``qpos0`` at rest.
-        randomize: ``(model, uniform) -> {name: array}``, fields of the model that differ in each episode.
+        start: ``(model, uniform) -> (qpos, qvel)``; without it the first keyframe, or ``qpos0`` at
+            rest.
+        randomize: ``(model, uniform) -> {name: array}``, fields of the model that differ in each
+            episode.
         reset_noise: Largest deviation of an episode's first position and velocity from ``start``.
         frame_skip: Physics steps of an action; by default as many as `CONTROL_S` needs.
         episode_length: Time limit in steps.
@@ -95,13 +101,16 @@ def make(
         The environment. Its actions are the actuators' controls, in their ranges.
 
     Raises:
-        ValueError: The file cannot be read or has something that MJX lacks, an option is wrong, or a function fails.
+        ValueError: The file cannot be read or has something that MJX lacks, an option is wrong, or
+            a function fails.
     """
     _refuse(others)
     given = dict(zip(FUNCTIONS, (reward, observe, terminated, start, randomize), strict=True))
     robot = _robot(file, given, reset_noise, frame_skip, episode_length)
     if backend == "mujoco":
-        raise ValueError("env.backend=mujoco is stepped on the host and cannot be compiled: write make_env(...)")
+        raise ValueError(
+            "env.backend=mujoco is stepped on the host and cannot be compiled: write make_env(...)"
+        )
     if backend != "mjx":
         raise ValueError(f"env.backend={backend}: write {' or '.join(BACKENDS)}")
     try:
@@ -115,7 +124,9 @@ def make(
     return env
 
 
-def make_host(file: str, *, num_envs: int, num_seeds: int = 1, pool: Any = None, **options: Any) -> HostEnv:
+def make_host(
+    file: str, *, num_envs: int, num_seeds: int = 1, pool: Any = None, **options: Any
+) -> HostEnv:
     """Make environments of a MuJoCo file that are stepped by MuJoCo on the host.
 
     Args:
@@ -152,45 +163,73 @@ def film(file: str, **options: Any) -> Any:
     """
     host = import_module("jaxrl_fast.envs.from_gymnasium")
     limit = options.get("episode_length") or EPISODE_LENGTH
-    return host.filmed(host.recipes.limited(partial(HostRobot, file, **options), limit), Path(file).stem, limit)
+    return host.filmed(
+        host.recipes.limited(partial(HostRobot, file, **options), limit), Path(file).stem, limit
+    )
 
 
-def _robot(file: str, given: dict[str, Any], reset_noise: float, frame_skip: int | None, episode_length: int) -> Robot:
+def _robot(
+    file: str,
+    given: dict[str, Any],
+    reset_noise: float,
+    frame_skip: int | None,
+    episode_length: int,
+) -> Robot:
     """Read the file, and check the options."""
     if not Path(file).is_file():
         raise ValueError(f"env.file={file}: there is no such file in {Path.cwd()}: write its path")
     try:
         model = mujoco.MjModel.from_xml_path(file)
     except ValueError as error:
-        raise ValueError(f"env.file={file}: MuJoCo cannot read it: {' '.join(str(error).split())}") from error
+        raise ValueError(
+            f"env.file={file}: MuJoCo cannot read it: {' '.join(str(error).split())}"
+        ) from error
     if given["reward"] is None:
-        raise ValueError("env=mjcf needs a reward: +env.reward=my_package.reward, a function (data, action) -> number")
+        raise ValueError(
+            "env=mjcf needs a reward: +env.reward=my_package.reward, a function (data, action) -> number"
+        )
     for name, value in (("frame_skip", frame_skip), ("episode_length", episode_length)):
         if value is not None and not is_count(value):
             raise ValueError(f"env.{name}={value}: {A_COUNT}")
     number = isinstance(reset_noise, int | float) and not isinstance(reset_noise, bool)
     if not number or not 0.0 <= reset_noise < np.inf:
-        raise ValueError(f"env.reset_noise={reset_noise}: write a number of at least 0, such as 0.01")
-    free = [model.actuator(i).name or str(i) for i in range(model.nu) if not model.actuator_ctrllimited[i]]
+        raise ValueError(
+            f"env.reset_noise={reset_noise}: write a number of at least 0, such as 0.01"
+        )
+    free = [
+        model.actuator(i).name or str(i)
+        for i in range(model.nu)
+        if not model.actuator_ctrllimited[i]
+    ]
     if free or not model.nu:
-        what = f"its actuator {free[0]} has no ctrlrange: write one" if free else "it has no actuator: write one"
+        what = (
+            f"its actuator {free[0]} has no ctrlrange: write one"
+            if free
+            else "it has no actuator: write one"
+        )
         raise ValueError(f"env.file={file}: {what} in the file")
     seen: Any = given["observe"]
     listed = isinstance(seen, Sequence) and not isinstance(seen, str)
     if not (seen is None or callable(seen) or isinstance(seen, str) or (listed and len(seen))):
-        raise ValueError(f"env.observe={seen}: write a function, as my_package.observe, or sensors, as [first,second]")
+        raise ValueError(
+            f"env.observe={seen}: write a function, as my_package.observe, or sensors, as [first,second]"
+        )
     functions = {
         name: import_function(function, f"env.{name}") if isinstance(function, str) else function
         for name, function in given.items()
     }
     steps = frame_skip or max(1, round(CONTROL_S / model.opt.timestep))
     named = tuple(_sensor(model, name, file) for name in seen) if listed else None
-    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET  # unstable physics must end in a NaN, not restart
+    model.opt.disableflags |= (
+        mujoco.mjtDisableBit.mjDSBL_AUTORESET
+    )  # unstable physics must end in a NaN, not restart
     return Robot(Path(file).stem, model, steps, reset_noise, named, functions)
 
 
 def _refuse(others: dict[str, Any]) -> None:
-    known = [name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    known = [
+        name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY
+    ]
     for name in others:
         raise ValueError(f"mjcf has no option '{name}': write one of {', '.join(known)}")
 
@@ -198,7 +237,9 @@ def _refuse(others: dict[str, Any]) -> None:
 def _sensor(model: Any, name: str, file: str) -> slice:
     named = [model.sensor(i).name for i in range(model.nsensor)]
     if name not in named:
-        raise ValueError(f"env.observe: {file} has no sensor '{name}': write some of {', '.join(named) or 'none'}")
+        raise ValueError(
+            f"env.observe: {file} has no sensor '{name}': write some of {', '.join(named) or 'none'}"
+        )
     begin, size = int(model.sensor(name).adr[0]), int(model.sensor(name).dim[0])
     return slice(begin, begin + size)
 
@@ -227,12 +268,16 @@ def _first(robot: Robot, model: Any, begun: Any, uniform: Uniform) -> tuple[Any,
     sizes, noise = (robot.model.nq, robot.model.nv), robot.noise
     qpos, qvel = (x if hasattr(x, "shape") else np.asarray(x, np.float32) for x in found)
     if (qpos.shape, qvel.shape) != tuple((size,) for size in sizes):
-        raise ValueError(f"start returned shapes {qpos.shape} and {qvel.shape}: write ({sizes[0]},) and ({sizes[1]},)")
+        raise ValueError(
+            f"start returned shapes {qpos.shape} and {qvel.shape}: write ({sizes[0]},) and ({sizes[1]},)"
+        )
     return tuple(x + uniform(-noise, noise, x.shape) if noise else x for x in (qpos, qvel))  # type: ignore[return-value]
 
 
 def _changes(robot: Robot, model: Any, uniform: Uniform) -> dict[str, Any]:
-    """Draw the fields of the model that differ in an episode, by name, such as ``body_mass`` or ``opt.gravity``."""
+    """Draw the fields of the model that differ in an episode, by name, such as ``body_mass`` or
+    ``opt.gravity``.
+    """
     randomize = robot.tasks["randomize"]
     found = {} if randomize is None else randomize(model, uniform)
     for name, value in found.items():
@@ -241,7 +286,9 @@ def _changes(robot: Robot, model: Any, uniform: Uniform) -> dict[str, Any]:
         except AttributeError:
             raise ValueError(f"randomize changes '{name}', which a model does not have") from None
         if np.shape(value) != wanted:
-            raise ValueError(f"randomize changes {name} to shape {list(np.shape(value))}: the model has {list(wanted)}")
+            raise ValueError(
+                f"randomize changes {name} to shape {list(np.shape(value))}: the model has {list(wanted)}"
+            )
     return found
 
 
@@ -293,7 +340,9 @@ def _compiled(robot: Robot, limit: int) -> Env:
         data = jax.lax.fori_loop(0, robot.frame_skip, lambda i, data: mjx.step(own, data), data)
         obs, over = _observe(robot, data, jnp).astype(jnp.float32), jnp.asarray(ends(data), bool)
         reward = jnp.float32(reward_of(data, action))
-        return RobotState(data, state.changed), Timestep(obs, obs, reward, over, jnp.zeros((), bool))
+        return RobotState(data, state.changed), Timestep(
+            obs, obs, reward, over, jnp.zeros((), bool)
+        )
 
     obs = jax.eval_shape(lambda key: reset(key, ())[1], jax.random.key(0))
     bounds = robot.model.actuator_ctrlrange.astype(np.float32)
@@ -301,7 +350,10 @@ def _compiled(robot: Robot, limit: int) -> Env:
     bodies = Bodies(lambda: Scene(robot.name, geoms_of(robot.model), step_s), pose_of)
     spec = EnvSpec(robot.name, obs, Box(bounds[:, 0], bounds[:, 1]), limit)
     shortest = limit if robot.tasks["terminated"] is None else 1
-    more: dict[str, Any] = {"shortest_episode": shortest, "steps_per_reset": limit}  # a reset holds MJX's whole data
+    more: dict[str, Any] = {
+        "shortest_episode": shortest,
+        "steps_per_reset": limit,
+    }  # a reset holds MJX's whole data
     return Env(spec, reset, step, step_s=step_s, bodies=bodies, **more)
 
 
@@ -340,7 +392,9 @@ class HostRobot(gymnasium.Env):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
         self.original: dict[str, np.ndarray] = {}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         """Start an episode."""
         super().reset(seed=seed)
         uniform = self.np_random.uniform

@@ -1,4 +1,6 @@
-"""Adapter of NAVIX, MiniGrid in JAX. The only file that imports navix (https://github.com/epignatelli/navix, 4)."""
+"""Adapter of NAVIX, MiniGrid in JAX. The only file that imports navix
+(https://github.com/epignatelli/navix, 4).
+"""
 
 from typing import Any
 
@@ -34,7 +36,9 @@ def ids() -> list[str]:
     return sorted(navix.registry())
 
 
-def make(id: str, *, view: str = "first_person", episode_length: int | None = None, **options: Any) -> Env:
+def make(
+    id: str, *, view: str = "first_person", episode_length: int | None = None, **options: Any
+) -> Env:
     """Make a NAVIX environment.
 
     Args:
@@ -59,7 +63,9 @@ def make(id: str, *, view: str = "first_person", episode_length: int | None = No
         env = adapt(base, name=id, symbolic=view != "pixels")
         check_shapes(env, f"navix {id}")
     except Exception as error:  # any error that an option causes inside navix
-        raise ValueError(f"navix {id} does not take these options: {fault_of(error)}: leave them out") from error
+        raise ValueError(
+            f"navix {id} does not take these options: {fault_of(error)}: leave them out"
+        ) from error
     return env._replace(steps_per_reset=STEPS_PER_RESET)
 
 
@@ -80,7 +86,9 @@ def adapt(env: Any, *, name: str, symbolic: bool) -> Env:
     def observed(obs: jax.Array) -> jax.Array:
         if not symbolic:
             return jnp.asarray(obs, jnp.uint8)
-        return jnp.concatenate([jax.nn.one_hot(obs[..., i], n) for i, n in enumerate(SYMBOLS)], axis=-1)
+        return jnp.concatenate(
+            [jax.nn.one_hot(obs[..., i], n) for i, n in enumerate(SYMBOLS)], axis=-1
+        )
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, jax.Array]:
         first = settled(reset_one(key))
@@ -88,10 +96,21 @@ def adapt(env: Any, *, name: str, symbolic: bool) -> Env:
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
         following = like(step_one(state, action), state)
-        obs, reward = observed(following.observation), jnp.asarray(following.reward, jnp.float32).reshape(())
-        return following, Timestep(obs, obs, reward, following.is_termination(), following.is_truncation())
+        obs, reward = (
+            observed(following.observation),
+            jnp.asarray(following.reward, jnp.float32).reshape(()),
+        )
+        return following, Timestep(
+            obs, obs, reward, following.is_termination(), following.is_truncation()
+        )
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     spec = EnvSpec(name, obs, Discrete(int(env.action_space.n)), None)
     success = lambda state: state.is_termination() & (state.reward > 0.0)  # noqa: E731
-    return Env(spec, reset, step, success=success, draw=lambda state: np.asarray(picture(state.state), np.uint8))
+    return Env(
+        spec,
+        reset,
+        step,
+        success=success,
+        draw=lambda state: np.asarray(picture(state.state), np.uint8),
+    )

@@ -1,4 +1,6 @@
-"""Adapter of Octax's CHIP-8 games. The only file that imports octax (https://github.com/riiswa/octax, 0.1)."""
+"""Adapter of Octax's CHIP-8 games. The only file that imports octax
+(https://github.com/riiswa/octax, 0.1).
+"""
 
 import inspect
 import pkgutil
@@ -35,7 +37,9 @@ def ids() -> list[str]:
     """
     names = [module.name for module in pkgutil.iter_modules(octax_envs.__path__)]
     roms = Path(octax_envs.get_rom_path(TEST_ROM)).parent.glob("*.ch8")
-    levels = [rom.stem for rom in roms if rom.stem.rstrip("0123456789") in names and rom.stem not in names]
+    levels = [
+        rom.stem for rom in roms if rom.stem.rstrip("0123456789") in names and rom.stem not in names
+    ]
     with_levels = {level.rstrip("0123456789") for level in levels}
     return sorted({*names, *levels} - with_levels)
 
@@ -56,7 +60,9 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
     """
     for option, value in options.items():
         if option not in OPTIONS:
-            raise ValueError(f"octax {id} has no option '{option}': write some of {', '.join(OPTIONS)}")
+            raise ValueError(
+                f"octax {id} has no option '{option}': write some of {', '.join(OPTIONS)}"
+            )
         check_option(f"env.{option}", value, OPTIONS[option])
     for option, count in {**options, "episode_length": episode_length}.items():
         if count is not None and not is_count(count):

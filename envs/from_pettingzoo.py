@@ -1,4 +1,6 @@
-"""Adapter of PettingZoo's parallel environments (https://pettingzoo.farama.org, 1.24+), stepped on the host."""
+"""Adapter of PettingZoo's parallel environments (https://pettingzoo.farama.org, 1.24+), stepped on
+the host.
+"""
 
 from functools import partial
 from typing import Any
@@ -26,11 +28,13 @@ def make_host(
     Observations are described in `pool.several_agents`. Each agent has a separate reward.
 
     Args:
-        id: ``sisl/pursuit_v5``, ``mpe2/simple_spread_v3`` or ``my_package/my_module``, a module with ``parallel_env``.
+        id: ``sisl/pursuit_v5``, ``mpe2/simple_spread_v3`` or ``my_package/my_module``, a module
+            with ``parallel_env``.
         num_envs: Number of environments for each seed.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
-        num_agents: Expected number of agents. It is only checked: parallel environments have different names for it.
+        num_agents: Expected number of agents. It is only checked: parallel environments have
+            different names for it.
         episode_length: Time limit in steps, or None.
         **options: Arguments of ``parallel_env``.
 
@@ -38,11 +42,14 @@ def make_host(
         The environment.
 
     Raises:
-        ValueError: Unknown id or option, unsupported spaces, ``pool.backend=envpool``, or another number of agents.
+        ValueError: Unknown id or option, unsupported spaces, ``pool.backend=envpool``, or another
+            number of agents.
     """
     pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
-        raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=pettingzoo")
+        raise ValueError(
+            "pool.backend=envpool is for env=gymnasium: leave it out for env=pettingzoo"
+        )
     make = partial(make_parallel, _checked(id), options, episode_length)
     host = pooled(make, id, episode_length, num_envs, num_seeds, pool)
     if num_agents not in (None, host.spec.num_agents):
@@ -54,7 +61,9 @@ def make_host(
     return host
 
 
-def film(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> FilmedHost:
+def film(
+    id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any
+) -> FilmedHost:
     """Make one environment that can be drawn.
 
     Args:
@@ -69,11 +78,15 @@ def film(id: str, *, num_agents: int | None = None, episode_length: int | None =
     Raises:
         ValueError: As `make_host`, or the environment has no pictures.
     """
-    make = partial(make_parallel, _checked(id), {**options, "render_mode": RENDER_MODE}, episode_length)
+    make = partial(
+        make_parallel, _checked(id), {**options, "render_mode": RENDER_MODE}, episode_length
+    )
     return filmed(make_one(make, id), id, episode_length)
 
 
 def _checked(id: Any) -> str:
     if not all(part.isidentifier() for part in str(id).split("/")) or "/" not in str(id):
-        raise ValueError(f"env.id={id}: write a family and a name, such as mpe2/simple_spread_v3 or sisl/pursuit_v5")
+        raise ValueError(
+            f"env.id={id}: write a family and a name, such as mpe2/simple_spread_v3 or sisl/pursuit_v5"
+        )
     return str(id)

@@ -19,7 +19,9 @@ from jaxrl_fast.envs.env_checks import check_shapes
 
 OPPONENTS = "random", "one_ply"
 LIMITS = {"minatar-freeway": 2500}
-"""Time limits, in steps, of games that count them as an end. The limits of board games are their rules."""
+"""Time limits, in steps, of games that count them as an end. The limits of board games are their
+rules.
+"""
 STEPS_PER_RESET = 64
 """States of board games are large, and so is a bank of them."""
 MOST_LAYERS = 32
@@ -39,13 +41,16 @@ def ids() -> list[str]:
     return sorted(pgx.available_envs())
 
 
-def make(id: str, *, opponent: str | None = None, episode_length: int | None = None, **options: Any) -> Env:
+def make(
+    id: str, *, opponent: str | None = None, episode_length: int | None = None, **options: Any
+) -> Env:
     """Make a game of Pgx.
 
     Args:
         id: One of `ids`.
-        opponent: The other players of a game of several: ``random`` makes legal moves, all equally probable;
-            ``one_ply`` wins at once where it can and else does the same. None for ``random``.
+        opponent: The other players of a game of several: ``random`` makes legal moves, all equally
+            probable; ``one_ply`` wins at once where it can and else does the same. None for
+            ``random``.
         episode_length: Time limit in steps, or None for the game's.
         **options: None; others are refused.
 
@@ -56,13 +61,19 @@ def make(id: str, *, opponent: str | None = None, episode_length: int | None = N
         ValueError: Unknown opponent, or one for a game of one player, or an unknown option.
     """
     for option in options:
-        raise ValueError(f"pgx {id} has no option '{option}': write some of opponent, episode_length")
+        raise ValueError(
+            f"pgx {id} has no option '{option}': write some of opponent, episode_length"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of chess and others
         base = relaxed(pgx.make)(id)
     several = base.num_players > 1
     if opponent is not None and (not several or opponent not in OPPONENTS):
-        instead = f"write one of {', '.join(OPPONENTS)}" if several else f"{id} has one player: leave it out"
+        instead = (
+            f"write one of {', '.join(OPPONENTS)}"
+            if several
+            else f"{id} has one player: leave it out"
+        )
         raise ValueError(f"env.opponent={opponent}: {instead}")
     if episode_length is not None and not is_count(episode_length):
         raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}")
@@ -75,7 +86,9 @@ def make(id: str, *, opponent: str | None = None, episode_length: int | None = N
     return env._replace(steps_per_reset=STEPS_PER_RESET, draw=draw)
 
 
-def adapt(env: Any, *, name: str, opponent: Opponent | None, max_episode_steps: int | None = None) -> Env:
+def adapt(
+    env: Any, *, name: str, opponent: Opponent | None, max_episode_steps: int | None = None
+) -> Env:
     """Convert an object with Pgx's interface to an `Env`.
 
     Args:
@@ -117,14 +130,18 @@ def adapt(env: Any, *, name: str, opponent: Opponent | None, max_episode_steps: 
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
         chance, others = jax.random.split(key)
-        following = waited(like(step_one(state, action, jax.random.key_data(chance)), state), others)
+        following = waited(
+            like(step_one(state, action, jax.random.key_data(chance)), state), others
+        )
         obs, reward = observed(following), following.rewards[SELF].astype(jnp.float32)
         terminated = following.terminated
         return following, Timestep(obs, obs, reward, terminated, following.truncated & ~terminated)
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     spec = EnvSpec(name, obs, Discrete(obs["action_mask"].shape[0]), max_episode_steps)
-    success = None if opponent is None else (lambda state: state.terminated & (state.rewards[SELF] > 0))
+    success = (
+        None if opponent is None else (lambda state: state.terminated & (state.rewards[SELF] > 0))
+    )
     return Env(spec, reset, step, success=success)
 
 
@@ -155,7 +172,9 @@ def one_ply(env: Any) -> Opponent:
     def play(state: PyTree, key: jax.Array) -> jax.Array:
         chance, choice = jax.random.split(key)
         actions = jnp.arange(state.legal_action_mask.shape[0])
-        after = jax.vmap(lambda action: step_one(state, action, jax.random.key_data(chance)))(actions)
+        after = jax.vmap(lambda action: step_one(state, action, jax.random.key_data(chance)))(
+            actions
+        )
         own = after.rewards[:, state.current_player]
         legal = jnp.where(state.legal_action_mask, own, -jnp.inf)
         return jax.random.categorical(choice, jnp.where(legal >= jnp.max(legal), 0.0, -jnp.inf))

@@ -19,7 +19,9 @@ from jaxrl_fast.system import fault_of
 with quiet():
     from mujoco_playground import registry
 
-if not hasattr(mujoco.MjSpec, "find_body"):  # Playground's reachers call it by the name of MuJoCo 3.3
+if not hasattr(
+    mujoco.MjSpec, "find_body"
+):  # Playground's reachers call it by the name of MuJoCo 3.3
     mujoco.MjSpec.find_body = mujoco.MjSpec.body
 
 
@@ -36,7 +38,9 @@ for module in WITH_OLD_CLIP:
 ROBOTS = (*registry.locomotion.ALL_ENVS, *registry.manipulation.ALL_ENVS)
 IMPLEMENTATIONS = "jax", "warp"
 SHORTEST_OF_ROBOTS = 8
-"""A guess at the shortest episode of a robot that falls, in steps. Without pictures the others end by NaN alone."""
+"""A guess at the shortest episode of a robot that falls, in steps. Without pictures the others end
+by NaN alone.
+"""
 
 
 def ids() -> list[str]:
@@ -61,16 +65,18 @@ def make(
 
     Args:
         id: Playground's id.
-        impl: Physics, ``jax`` or ``warp`` (NVIDIA's); None for ``warp`` if there is an NVIDIA card, else ``jax``.
+        impl: Physics, ``jax`` or ``warp`` (NVIDIA's); None for ``warp`` if there is an NVIDIA card,
+            else ``jax``.
         episode_length: Time limit in steps, or None for the environment's.
-        randomized_models: Number of models of the environment's own domain randomization; each episode has one of them.
-            0 for the model without randomization.
+        randomized_models: Number of models of the environment's own domain randomization; each
+            episode has one of them. 0 for the model without randomization.
         metrics: As in `jaxrl_fast.envs.from_brax.adapt`.
-        **options: Values that override the environment's configuration, such as ``action_repeat=2``, or nested.
+        **options: Values that override the environment's configuration, such as
+            ``action_repeat=2``, or nested.
 
     Returns:
-        The environment. Of an observation with ``state`` and ``privileged_state``, a policy may read the first only
-        (``algo.policy_keys=[state]``).
+        The environment. Of an observation with ``state`` and ``privileged_state``, a policy may
+        read the first only (``algo.policy_keys=[state]``).
 
     Raises:
         ValueError: Unsupported id, implementation or option, or robots that are not on this disk.
@@ -89,7 +95,9 @@ def make(
         known, given = _flat(registry.get_default_config(id)), _flat(options)
     for option, value in given.items():
         if option not in known:
-            raise ValueError(f"playground {id} has no option '{option}': write some of {', '.join(sorted(known))}")
+            raise ValueError(
+                f"playground {id} has no option '{option}': write some of {', '.join(sorted(known))}"
+            )
         check_option(f"env.{option}", value, known[option])
     settings = known | given
     _check_settings(settings)
@@ -101,13 +109,18 @@ def make(
         with quiet():
             base = registry.load(id, config_overrides=given)
             base = _randomized(base, id, randomized_models) if randomized_models else base
-            base = base if repeat == 1 else brax_envs.training.EpisodeWrapper(base, limit * repeat, repeat)
+            base = (
+                base
+                if repeat == 1
+                else brax_envs.training.EpisodeWrapper(base, limit * repeat, repeat)
+            )
             env = adapt(base, name=id, max_episode_steps=limit, title=id, metrics=metrics)
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"playground {id} failed: {fault_of(error)}") from error
     check_shapes(env, f"playground {id}")
     shortest = SHORTEST_OF_ROBOTS if id in ROBOTS or settings.get("vision") else limit
-    # A reset costs as much as 4 steps of CartpoleSwingup, and 244 of CheetahRun, which stabilizes itself first.
+    # A reset costs as much as 4 steps of CartpoleSwingup, and 244 of CheetahRun, which stabilizes
+    # itself first.
     return env._replace(shortest_episode=shortest, steps_per_reset=limit)
 
 
@@ -126,12 +139,16 @@ def _flat(options: Any, prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in options.items():
         path = f"{prefix}{name}"
-        flat |= _flat(value, f"{path}.") if hasattr(value, "items") and len(value) else {path: value}
+        flat |= (
+            _flat(value, f"{path}.") if hasattr(value, "items") and len(value) else {path: value}
+        )
     return flat
 
 
 def _randomized(env: Any, id: str, number: int) -> OneModel:
-    """Return an environment whose episodes each have one of some models, drawn by its own domain randomization."""
+    """Return an environment whose episodes each have one of some models, drawn by its own domain
+    randomization.
+    """
     if not is_count(number):
         raise ValueError(f"env.randomized_models={number}: {A_COUNT}, such as 256")
     randomize = registry.get_domain_randomizer(id)
@@ -139,5 +156,7 @@ def _randomized(env: Any, id: str, number: int) -> OneModel:
         raise ValueError(
             f"env.randomized_models={number}: Playground has no domain randomization of {id}: leave it out"
         )
-    models, axes = randomize(env.mjx_model, jax.random.split(jax.random.key_data(jax.random.key(0)), number))
+    models, axes = randomize(
+        env.mjx_model, jax.random.split(jax.random.key_data(jax.random.key(0)), number)
+    )
     return OneModel(env, "_mjx_model", models, axes)

@@ -1,4 +1,6 @@
-"""Adapter of XLand-MiniGrid. The only file that imports xminigrid (https://github.com/dunnolab/xland-minigrid, 0.9)."""
+"""Adapter of XLand-MiniGrid. The only file that imports xminigrid
+(https://github.com/dunnolab/xland-minigrid, 0.9).
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xminigrid
-from xminigrid.benchmarks import NAME2HFFILENAME, Benchmark, load_benchmark, load_benchmark_from_path
+from xminigrid.benchmarks import (
+    NAME2HFFILENAME,
+    Benchmark,
+    load_benchmark,
+    load_benchmark_from_path,
+)
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES, Colors, Tiles
 from xminigrid.core.goals import NUM_GOALS
 from xminigrid.types import RuleSet
@@ -24,9 +31,14 @@ STEPS_PER_RESET = 32
 FIND_A_BALL = {
     "goal": [3, Tiles.BALL, Colors.YELLOW],
     "rules": [[0]],
-    "init_tiles": [[Tiles.BALL, Colors.YELLOW], [Tiles.SQUARE, Colors.RED], [Tiles.KEY, Colors.BLUE]],
+    "init_tiles": [
+        [Tiles.BALL, Colors.YELLOW],
+        [Tiles.SQUARE, Colors.RED],
+        [Tiles.KEY, Colors.BLUE],
+    ],
 }
-"""The default ruleset of XLand environments, whose own has no goal: stand next to the yellow ball."""
+"""The default ruleset of XLand environments, whose own has no goal: stand next to the yellow ball.
+"""
 LENGTHS = {"goal": 5, "rules": 7, "init_tiles": 2}
 """Lengths of XLand's encodings; shorter ones are padded with zeros."""
 
@@ -53,10 +65,10 @@ def make(
     Args:
         id: One of `ids`.
         episode_length: Time limit in steps, or None for the environment's.
-        benchmark: Rulesets of which each episode samples one: a name such as ``trivial-21k``, which is downloaded, or a
-            file in that format.
-        ruleset: ``goal``, ``rules`` and ``init_tiles`` as XLand encodes them, for every episode. None for
-            `FIND_A_BALL`.
+        benchmark: Rulesets of which each episode samples one: a name such as ``trivial-21k``, which
+            is downloaded, or a file in that format.
+        ruleset: ``goal``, ``rules`` and ``init_tiles`` as XLand encodes them, for every episode.
+            None for `FIND_A_BALL`.
         **options: Values that override the environment's parameters, such as ``view_size=7``.
 
     Returns:
@@ -70,18 +82,23 @@ def make(
     known = sorted(set(vars(params)) - {"ruleset", "max_steps", "render_mode"})
     for option, value in options.items():
         if option not in known:
-            raise ValueError(f"xminigrid {id} has no option '{option}': write some of {', '.join(known)}")
+            raise ValueError(
+                f"xminigrid {id} has no option '{option}': write some of {', '.join(known)}"
+            )
         check_option(f"env.{option}", value, getattr(params, option))
         if option != "grid_type" and not is_count(value):
             raise ValueError(f"env.{option}={value}: {A_COUNT}")
     if (view := options.get("view_size", 3)) % 2 == 0 or view < 3:
-        raise ValueError(f"env.view_size={view}: write an odd number of at least 3, with the agent in the middle")
+        raise ValueError(
+            f"env.view_size={view}: write an odd number of at least 3, with the agent in the middle"
+        )
     if episode_length is not None and not is_count(episode_length):
         raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 243")
     takes_rules, sample_params = hasattr(params, "ruleset"), None
     if (benchmark or ruleset) and not (takes_rules and not (benchmark and ruleset)):
         raise ValueError(
-            f"xminigrid {id}: " + ("write env.benchmark or env.ruleset" if takes_rules else "has no rules")
+            f"xminigrid {id}: "
+            + ("write env.benchmark or env.ruleset" if takes_rules else "has no rules")
         )
     params = params.replace(**options, **({"max_steps": episode_length} if episode_length else {}))
     if benchmark:
@@ -112,7 +129,9 @@ def adapt(env: Any, params: Any, *, name: str, sample_rules: Any = None) -> Env:
     reset_one, step_one = relaxed(env.reset), relaxed(env.step)
 
     def observed(view: jax.Array) -> jax.Array:
-        tiles, colors = (jax.nn.one_hot(view[..., i], n) for i, n in enumerate((NUM_TILES, NUM_COLORS)))
+        tiles, colors = (
+            jax.nn.one_hot(view[..., i], n) for i, n in enumerate((NUM_TILES, NUM_COLORS))
+        )
         return jnp.concatenate([tiles, colors], axis=-1)
 
     def reset(key: jax.Array, rules: PyTree) -> tuple[PyTree, jax.Array]:
@@ -134,7 +153,9 @@ def adapt(env: Any, params: Any, *, name: str, sample_rules: Any = None) -> Env:
 
 
 def _reached(state: PyTree) -> jax.Array:
-    """Return whether an episode ended with its goal; some environments also end with a failure, without a reward."""
+    """Return whether an episode ended with its goal; some environments also end with a failure,
+    without a reward.
+    """
     return (state.discount == 0.0) & (state.reward > 0.0)
 
 
@@ -151,7 +172,9 @@ def _benchmark(name: str) -> Benchmark:
             return load_benchmark(name)
     except Exception as error:  # any error of the network or of the file's format
         raise ValueError(f"env.benchmark={name} cannot be loaded: {fault_of(error)}") from error
-    raise ValueError(f"env.benchmark={name}: no such file: write its path, or one of {', '.join(NAME2HFFILENAME)}")
+    raise ValueError(
+        f"env.benchmark={name}: no such file: write its path, or one of {', '.join(NAME2HFFILENAME)}"
+    )
 
 
 def _ruleset(given: dict[str, list[Any]]) -> RuleSet:
@@ -161,7 +184,9 @@ def _ruleset(given: dict[str, list[Any]]) -> RuleSet:
     rows = {name: [given[name]] if name == "goal" else given[name] for name in LENGTHS}
     for name, length in LENGTHS.items():
         if not (rows[name] and all(_is_encoding(row, length) for row in rows[name])):
-            what = f"up to {length} numbers" if name == "goal" else f"lists of up to {length} numbers"
+            what = (
+                f"up to {length} numbers" if name == "goal" else f"lists of up to {length} numbers"
+            )
             raise ValueError(f"env.ruleset.{name}={given[name]}: write {what} from 0 to 255")
     tiles = [given["goal"][1:3], *given["init_tiles"]]
     if given["goal"][0] >= NUM_GOALS or any(max(x[:1], default=0) >= NUM_TILES for x in tiles):
@@ -169,7 +194,10 @@ def _ruleset(given: dict[str, list[Any]]) -> RuleSet:
     if any(max(x[1:2], default=0) >= NUM_COLORS for x in tiles):
         raise ValueError(f"env.ruleset: write colors below {NUM_COLORS}")
     padded = {
-        name: jnp.asarray([[*row, *[0] * (LENGTHS[name] - len(row))] for row in rows[name]], jnp.uint8) for name in rows
+        name: jnp.asarray(
+            [[*row, *[0] * (LENGTHS[name] - len(row))] for row in rows[name]], jnp.uint8
+        )
+        for name in rows
     }
     return RuleSet(**padded | {"goal": padded["goal"][0]})
 

@@ -1,7 +1,7 @@
 """Vectorized environments stepped on the host, outside JAX, in NumPy.
 
-`HostEnv` is the interface of the sampler pool (`jaxrl_fast.envs.pool`) and of EnvPool. It does not depend on JAX:
-the fragment ``sample`` (`learning.host_sampling`) connects it to the graph.
+`HostEnv` is the interface of the sampler pool (`jaxrl_fast.envs.pool`) and of EnvPool. It does not
+depend on JAX: the fragment ``sample`` (`learning.host_sampling`) connects it to the graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,21 +18,26 @@ UNTOLD = -1
 
 
 class HostStep(NamedTuple):
-    """Results of one step of a group of environments, ``[E / G, ...]``, where ``G`` is the number of groups.
+    """Results of one step of a group of environments, ``[E / G, ...]``, where ``G`` is the number
+    of groups.
 
     All arrays are read-only copies that belong to the receiver, never views of shared memory.
 
     Attributes:
-        obs: Next observation for the policy; after the end of an episode, the first one of the next episode.
-        next_obs: Terminal observation where an episode ended, else ``obs``. May be the same array if no episode ended.
+        obs: Next observation for the policy; after the end of an episode, the first one of the next
+            episode.
+        next_obs: Terminal observation where an episode ended, else ``obs``. May be the same array
+            if no episode ended.
         reward: Training reward, float32; ``[E / G, A]`` with several agents.
         terminated: Bool, false where ``truncated``.
         truncated: Bool.
         episode_return: Return of the episode including this step.
-        episode_length: Length of the episode including this step. A length of 0 at the end of an episode means that it
-            must not be counted: its worker died, or the game only lost a life.
-        metrics: Metrics of the episode, valid only where one has just ended, in the order of ``EnvSpec.metrics``,
-            float32 ``[E / G, K]``; NaN where there is none. ``()`` without metrics.
+        episode_length: Length of the episode including this step. A length of 0 at the end of an
+            episode means that it must not be counted: its worker died, or the game only lost a
+            life.
+        metrics: Metrics of the episode, valid only where one has just ended, in the order of
+            ``EnvSpec.metrics``, float32 ``[E / G, K]``; NaN where there is none. ``()`` without
+            metrics.
     """
 
     obs: Any
@@ -46,15 +51,19 @@ class HostStep(NamedTuple):
 
 
 TakeEvents = Callable[[], list[str]]
-"""Returns one line for each event since the last call that the user should read, such as a worker that restarted."""
+"""Returns one line for each event since the last call that the user should read, such as a worker
+that restarted.
+"""
 
 
 class DeviceStep(NamedTuple):
-    """Results of one step of a simulator on the device of training, JAX arrays ``[E, ...]`` that it may overwrite.
+    """Results of one step of a simulator on the device of training, JAX arrays ``[E, ...]`` that it
+    may overwrite.
 
     Attributes:
         obs: Observations in the simulator's form.
-        final_obs: Terminal ones where episodes ended, in the same form; None if the simulator gives none.
+        final_obs: Terminal ones where episodes ended, in the same form; None if the simulator gives
+            none.
         reward: Rewards.
         terminated: Whether an episode ended by termination.
         truncated: Whether an episode ended by its limit.
@@ -74,8 +83,8 @@ class DeviceSteps(NamedTuple):
 
     Attributes:
         reset: ``(seed) -> obs [E, ...]``, starts an episode in every environment.
-        step: ``(actions) -> DeviceStep``, for actions of ``decode``. Arrays of the last step must have been
-            read before.
+        step: ``(actions) -> DeviceStep``, for actions of ``decode``. Arrays of the last step must
+            have been read before.
         arrange: ``(obs) -> obs [E, ...]``, from the simulator's form to training's; pure.
         decode: ``(actions [E, ...]) -> actions`` as the simulator takes them; pure.
     """
@@ -90,8 +99,8 @@ class Rollouts(NamedTuple):
     """Whole rollouts where the environments are stepped (``pool.bridge=worker``).
 
     Attributes:
-        load: ``(plan) -> arrays by name``, prepares the processes for a `pool.rolling.RolloutPlan`, whose ``fields`` it
-            completes, and returns the shared arrays.
+        load: ``(plan) -> arrays by name``, prepares the processes for a `pool.rolling.RolloutPlan`,
+            whose ``fields`` it completes, and returns the shared arrays.
         roll: Makes a rollout from the shared arrays; its results are in them afterwards.
         parts: Rows of each process.
         log: Adds a line for the user.
@@ -106,43 +115,52 @@ class Rollouts(NamedTuple):
 
 
 class HostEnv(NamedTuple):
-    """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped independently.
+    """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped
+    independently.
 
-    One pool may serve several seeds with ``num_seeds`` slices of ``num_envs`` environments each. Every group then holds
-    an equal part of each slice, one slice after the other, and ``E`` means ``S * E`` in shapes.
+    One pool may serve several seeds with ``num_seeds`` slices of ``num_envs`` environments each.
+    Every group then holds an equal part of each slice, one slice after the other, and ``E`` means
+    ``S * E`` in shapes.
 
     Attributes:
         spec: Spec of each environment.
         num_envs: Number of environments, ``E``.
         num_groups: Number of groups, ``G``.
-        reset: ``(seed) -> obs [E, ...]``, starts an episode in every environment and discards steps in flight. The seed
-            of environment ``i`` depends on ``seed`` and ``i`` only. With several slices, seeds are ``[S]``, and ``i``
-            counts within the slice.
-        send: ``(actions [E / G, ...], group)``, starts a step of a group, 0 to ``num_groups - 1``, and returns at once.
-        recv: ``(group) -> HostStep``, waits for that step. The result depends on the seed and the actions only, not on
-            the workers or the timing.
+        reset: ``(seed) -> obs [E, ...]``, starts an episode in every environment and discards steps
+            in flight. The seed of environment ``i`` depends on ``seed`` and ``i`` only. With
+            several slices, seeds are ``[S]``, and ``i`` counts within the slice.
+        send: ``(actions [E / G, ...], group)``, starts a step of a group, 0 to ``num_groups - 1``,
+            and returns at once.
+        recv: ``(group) -> HostStep``, waits for that step. The result depends on the seed and the
+            actions only, not on the workers or the timing.
         steps: Counts the steps since the last ``reset``, over all environments.
         events: Lines for the user.
-        another: ``(num_envs) -> HostEnv`` of the same kind in one group, stepped in this process, as for evaluation.
+        another: ``(num_envs) -> HostEnv`` of the same kind in one group, stepped in this process,
+            as for evaluation.
         close: Closes the environments and ends their processes; may be called twice.
-        send_to: ``(actions [n, ...], indices [n])``, steps those environments, or all in the beginning. Used instead of
-            ``send`` with ``pool.order=arrival``, else None. The same seed then no longer gives the same run.
-        recv_any: ``() -> (indices [E / G], HostStep)`` of the environments that are ready first, fewer where fewer are
-            under way. Used with ``send_to``, else None.
+        send_to: ``(actions [n, ...], indices [n])``, steps those environments, or all in the
+            beginning. Used instead of ``send`` with ``pool.order=arrival``, else None. The same
+            seed then no longer gives the same run.
+        recv_any: ``() -> (indices [E / G], HostStep)`` of the environments that are ready first,
+            fewer where fewer are under way. Used with ``send_to``, else None.
         num_seeds: Number of slices, ``S``.
-        bridge: Connection to compiled programs: ``host`` (called between programs), ``callback`` (called from within
-            one) or ``worker`` (whole rollouts, with ``rollouts``).
-        overlaps: Whether a group is stepped elsewhere while this process computes the actions of another.
-        success: ``() -> int8 [E]`` of each environment's last finished episode: 1 success, 0 failure, `UNTOLD` if the
-            environment does not report it or no episode finished. None if unsupported. Only evaluation calls it.
-        agents: ``() -> float32 [E, A]``, the agents' returns in each environment's last finished episode. None with one
-            agent. Only evaluation calls it.
-        require_inside: ``(obs [n, ...], place)``, raises an error if an observation is outside of its space; ``place``
-            names the environment and step of a row. None if nothing is bounded.
-        watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values outside of their
-            spaces to ``tell``. None with EnvPool.
+        bridge: Connection to compiled programs: ``host`` (called between programs), ``callback``
+            (called from within one) or ``worker`` (whole rollouts, with ``rollouts``).
+        overlaps: Whether a group is stepped elsewhere while this process computes the actions of
+            another.
+        success: ``() -> int8 [E]`` of each environment's last finished episode: 1 success, 0
+            failure, `UNTOLD` if the environment does not report it or no episode finished. None if
+            unsupported. Only evaluation calls it.
+        agents: ``() -> float32 [E, A]``, the agents' returns in each environment's last finished
+            episode. None with one agent. Only evaluation calls it.
+        require_inside: ``(obs [n, ...], place)``, raises an error if an observation is outside of
+            its space; ``place`` names the environment and step of a row. None if nothing is
+            bounded.
+        watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values
+            outside of their spaces to ``tell``. None with EnvPool.
         rollouts: Whole rollouts in the processes of the environments, or None.
-        on_device: How a simulator is stepped on the device of training, instead of by ``send`` and ``recv``, or None.
+        on_device: How a simulator is stepped on the device of training, instead of by ``send`` and
+            ``recv``, or None.
         draws: Whether an environment made with a camera has pictures, according to its metadata.
         made: How `jaxrl_fast.make_env` made it; None if another function did.
     """

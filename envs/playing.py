@@ -1,4 +1,6 @@
-"""Plays environments for `env_checks.check_env`: compiled ones and ones on the host in the same way, in NumPy."""
+"""Plays environments for `env_checks.check_env`: compiled ones and ones on the host in the same
+way, in NumPy.
+"""
 
 import time
 from collections.abc import Callable
@@ -54,7 +56,8 @@ class Player(NamedTuple):
         spec: Their spec.
         start: ``(seed) -> obs``, starts an episode in each.
         step: ``(actions) -> Played``.
-        steps_per_s: ``() -> steps per second`` so far, over all environments; 0 if it is not measured.
+        steps_per_s: ``() -> steps per second`` so far, over all environments; 0 if it is not
+            measured.
         close: Closes them.
     """
 
@@ -78,9 +81,15 @@ class _Seen(NamedTuple):
 def _scalars(state: PyTree) -> jax.Array:
     """Return the numbers of a state without axes, some of which may count steps."""
     leaves = [
-        x for x in jax.tree.leaves(state) if jnp.shape(x) == () and jnp.issubdtype(jnp.result_type(x), jnp.number)
+        x
+        for x in jax.tree.leaves(state)
+        if jnp.shape(x) == () and jnp.issubdtype(jnp.result_type(x), jnp.number)
     ]
-    return jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in leaves]) if leaves else jnp.zeros(0, jnp.float32)
+    return (
+        jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in leaves])
+        if leaves
+        else jnp.zeros(0, jnp.float32)
+    )
 
 
 def compiled_player(env: Env) -> Player:
@@ -149,7 +158,9 @@ def host_player(host: HostEnv) -> Player:
         step = host.recv(0)
         took_s.append(time.perf_counter() - begin_s)
         obs, next_obs = by_name(step.obs), by_name(step.next_obs)
-        return Played(obs, next_obs, next_obs, *step[2:5], step.terminated | step.truncated, none, none)
+        return Played(
+            obs, next_obs, next_obs, *step[2:5], step.terminated | step.truncated, none, none
+        )
 
     speed = lambda: NUM_ENVS * (len(took_s) - 1) / max(sum(took_s), 1e-9)  # noqa: E731
     return Player(host.spec, lambda seed: by_name(host.reset(seed)), play, speed, host.close)
@@ -169,17 +180,31 @@ def choose_actions(spec: EnvSpec, obs: Any, rng: np.random.Generator) -> np.ndar
     shape = (NUM_ENVS, *action_shape(spec))
     if isinstance(spec.action, Box):
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in spec.action)
-        chosen = {"random": rng.uniform(low, high), "extreme": np.where(rng.random(shape) < 0.5, low, high)}
+        chosen = {
+            "random": rng.uniform(low, high),
+            "extreme": np.where(rng.random(shape) < 0.5, low, high),
+        }
         chosen |= {"lowest": low, "highest": high}
     else:
-        sizes = spec.action.sizes if isinstance(spec.action, MultiDiscrete) else (spec.action.num_actions,)
+        sizes = (
+            spec.action.sizes
+            if isinstance(spec.action, MultiDiscrete)
+            else (spec.action.num_actions,)
+        )
         lead = shape[:-1] if isinstance(spec.action, MultiDiscrete) else shape
         mask = obs.get("action_mask") if isinstance(obs, dict) else None
-        allowed: Any = np.ones((*lead, sum(sizes)), np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        allowed: Any = (
+            np.ones((*lead, sum(sizes)), np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        )
         chosen = {kind: np.zeros((*lead, len(sizes))) for kind in set(ACTIONS)}
         for part, own in enumerate(np.split(allowed, np.cumsum(sizes)[:-1], axis=-1)):
-            ranks: dict[str, np.ndarray] = {kind: rng.random(own.shape) for kind in ("random", "extreme")}
-            ranks |= {"lowest": -np.arange(1.0 * own.shape[-1]), "highest": np.arange(1.0 * own.shape[-1])}
+            ranks: dict[str, np.ndarray] = {
+                kind: rng.random(own.shape) for kind in ("random", "extreme")
+            }
+            ranks |= {
+                "lowest": -np.arange(1.0 * own.shape[-1]),
+                "highest": np.arange(1.0 * own.shape[-1]),
+            }
             for kind, rank in ranks.items():
                 chosen[kind][..., part] = np.where(own, rank, -np.inf).argmax(-1)
         chosen = {kind: action.reshape(shape) for kind, action in chosen.items()}
@@ -203,7 +228,9 @@ class Trace(NamedTuple):
     faults: dict[str, str]
 
 
-def play_episodes(player: Player, num_steps: int, seed: int, *, changed: bool = False, until_s: float = MAX_S) -> Trace:
+def play_episodes(
+    player: Player, num_steps: int, seed: int, *, changed: bool = False, until_s: float = MAX_S
+) -> Trace:
     """Play with actions that depend on the seed only.
 
     Args:
@@ -238,10 +265,14 @@ def play_episodes(player: Player, num_steps: int, seed: int, *, changed: bool = 
         again["terminated"].extend(back[step.ended & step.terminated])
         again["truncated"].extend(back[step.ended & step.truncated])
         for i in np.flatnonzero(step.terminated | step.truncated):
-            trace.ends.append((int(lengths[i]), "terminated" if step.terminated[i] else "truncated"))
+            trace.ends.append(
+                (int(lengths[i]), "terminated" if step.terminated[i] else "truncated")
+            )
         over = step.terminated | step.truncated
         lengths[over] = 0
-        first = jax.tree.map(lambda new, old, over=over: np.where(over, new.T, old.T).T, step.obs, first)
+        first = jax.tree.map(
+            lambda new, old, over=over: np.where(over, new.T, old.T).T, step.obs, first
+        )
         if number <= SHORT_STEPS:
             trace.steps.append(step)
         obs = step.obs

@@ -25,7 +25,8 @@ TRUNCATION_STEPS = 3
 
 
 def value() -> Env:
-    """Make a probe with reward 1 and one step: V = 1. Fails if the value function cannot represent a constant.
+    """Make a probe with reward 1 and one step: V = 1. Fails if the value function cannot represent
+    a constant.
 
     Returns:
         The environment.
@@ -45,7 +46,8 @@ def reward() -> Env:
 
 
 def discount() -> Env:
-    """Make a probe with two steps, observations -1 and 1, and reward 1 at the end: V(-1) = γ and V(1) = 1.
+    """Make a probe with two steps, observations -1 and 1, and reward 1 at the end: V(-1) = γ and
+    V(1) = 1.
 
     Fails on a wrong discount.
 
@@ -69,7 +71,12 @@ def action() -> Env:
     Returns:
         The environment.
     """
-    return _one_step("action", Discrete(2), lambda key: jnp.ones(1), lambda obs, action: action.astype(jnp.float32))
+    return _one_step(
+        "action",
+        Discrete(2),
+        lambda key: jnp.ones(1),
+        lambda obs, action: action.astype(jnp.float32),
+    )
 
 
 def action_continuous() -> Env:
@@ -78,7 +85,9 @@ def action_continuous() -> Env:
     Returns:
         The environment.
     """
-    return _one_step("action_continuous", UNIT, lambda key: jnp.ones(1), lambda obs, action: _miss(action, 0.5))
+    return _one_step(
+        "action_continuous", UNIT, lambda key: jnp.ones(1), lambda obs, action: _miss(action, 0.5)
+    )
 
 
 def observation() -> Env:
@@ -90,7 +99,10 @@ def observation() -> Env:
         The environment.
     """
     return _one_step(
-        "observation", Discrete(2), _sign, lambda obs, action: (action == (obs[0] > 0)).astype(jnp.float32)
+        "observation",
+        Discrete(2),
+        _sign,
+        lambda obs, action: (action == (obs[0] > 0)).astype(jnp.float32),
     )
 
 
@@ -100,11 +112,14 @@ def observation_continuous() -> Env:
     Returns:
         The environment.
     """
-    return _one_step("observation_continuous", UNIT, _sign, lambda obs, action: _miss(action, 0.5 * obs[0]))
+    return _one_step(
+        "observation_continuous", UNIT, _sign, lambda obs, action: _miss(action, 0.5 * obs[0])
+    )
 
 
 def dictionary() -> Env:
-    """Make a probe with a dictionary of a cue ±1 and noise, and reward -(a - cue/2)²: best action cue/2.
+    """Make a probe with a dictionary of a cue ±1 and noise, and reward -(a - cue/2)²: best action
+    cue/2.
 
     Returns:
         The environment.
@@ -114,14 +129,16 @@ def dictionary() -> Env:
         cue_key, noise_key = jax.random.split(key)
         return {"cue": _sign(cue_key), "noise": jax.random.normal(noise_key, (2,))}
 
-    return _one_step("dictionary", UNIT, observe, lambda obs, action: _miss(action, 0.5 * obs["cue"][0]))
+    return _one_step(
+        "dictionary", UNIT, observe, lambda obs, action: _miss(action, 0.5 * obs["cue"][0])
+    )
 
 
 def mask() -> Env:
     """Make a probe in which actions pay `PAYOFFS`, and a masked one `FORBIDDEN_PAYOFF`.
 
-    At -1 action 2 is masked, at +1 action 1, so that the best allowed actions are 1 and 2. Fails if the mask does not
-    reach the policy.
+    At -1 action 2 is masked, at +1 action 1, so that the best allowed actions are 1 and 2. Fails if
+    the mask does not reach the policy.
 
     Returns:
         The environment.
@@ -138,7 +155,8 @@ def mask() -> Env:
 
 
 def truncation() -> Env:
-    """Make a probe with reward 1 for ever, truncated every `TRUNCATION_STEPS` steps: V = 1 / (1 - γ).
+    """Make a probe with reward 1 for ever, truncated every `TRUNCATION_STEPS` steps: V = 1 / (1 -
+    γ).
 
     Fails if a truncation is treated as a termination.
 
@@ -150,14 +168,19 @@ def truncation() -> Env:
     def step(obs: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
         return obs, _timestep(obs, jnp.ones(()), jnp.zeros((), bool))
 
-    return Env(spec, lambda key, params: (jnp.ones(1), jnp.ones(1)), step, shortest_episode=TRUNCATION_STEPS)
+    return Env(
+        spec,
+        lambda key, params: (jnp.ones(1), jnp.ones(1)),
+        step,
+        shortest_episode=TRUNCATION_STEPS,
+    )
 
 
 def memory() -> Env:
     """Make a probe with a cue ±1 that is observed only at the first of `MEMORY_STEPS` steps.
 
-    At the last step, action 1 pays 1 if the cue was +1, and action 0 if it was -1. The best policy without memory gets
-    1/2 on average.
+    At the last step, action 1 pays 1 if the cue was +1, and action 0 if it was -1. The best policy
+    without memory gets 1/2 on average.
 
     Returns:
         The environment.
@@ -194,7 +217,8 @@ def two_credit() -> Env:
 def two_observations() -> Env:
     """Make a probe in which each agent observes a separate sign.
 
-    An agent is paid 1 for action 1 at +1 and for action 0 at -1. Fails if agents get each other's observations.
+    An agent is paid 1 for action 1 at +1 and for action 0 at -1. Fails if agents get each other's
+    observations.
 
     Returns:
         The environment.
@@ -207,7 +231,8 @@ def two_observations() -> Env:
 
 
 def two_state() -> Env:
-    """Make a probe in which only the global state is ±1; agent 0 is paid that number, agent 1 its negative.
+    """Make a probe in which only the global state is ±1; agent 0 is paid that number, agent 1 its
+    negative.
 
     Fails if the critic does not observe the state.
 
@@ -215,14 +240,18 @@ def two_state() -> Env:
         The environment.
     """
     return _two(
-        "two_state", lambda key: _seen(state=_sign(key)), lambda obs, action: obs[STATE][0] * jnp.array([1.0, -1.0])
+        "two_state",
+        lambda key: _seen(state=_sign(key)),
+        lambda obs, action: obs[STATE][0] * jnp.array([1.0, -1.0]),
     )
 
 
 def two_out() -> Env:
-    """Make a probe in which action 1 pays 1, but agent 1 is out in every other episode and paid for the wrong action.
+    """Make a probe in which action 1 pays 1, but agent 1 is out in every other episode and paid for
+    the wrong action.
 
-    The reward of action 0 is then `FORBIDDEN_PAYOFF`. Fails if an agent is trained on steps in which it is out.
+    The reward of action 0 is then `FORBIDDEN_PAYOFF`. Fails if an agent is trained on steps in
+    which it is out.
 
     Returns:
         The environment.
@@ -231,15 +260,30 @@ def two_out() -> Env:
     def pay(obs: PyTree, action: jax.Array) -> jax.Array:
         return jnp.where(obs[OUT], FORBIDDEN_PAYOFF * (action == 0), action == 1)
 
-    return _two("two_out", lambda key: _seen(out=jnp.stack([jnp.zeros((), bool), jax.random.bernoulli(key)])), pay)
+    return _two(
+        "two_out",
+        lambda key: _seen(out=jnp.stack([jnp.zeros((), bool), jax.random.bernoulli(key)])),
+        pay,
+    )
 
 
 TWO_AGENTS: dict[str, Callable[[], Env]] = {
     make.__name__: make for make in (two_credit, two_observations, two_state, two_out)
 }
 """Probes with two agents, all of the same shapes. `PROBES` have one."""
-_OF_ONE = (value, reward, discount, action, action_continuous, observation, observation_continuous, truncation)
-PROBES: dict[str, Callable[[], Env]] = {make.__name__: make for make in (*_OF_ONE, memory, mask, dictionary)}
+_OF_ONE = (
+    value,
+    reward,
+    discount,
+    action,
+    action_continuous,
+    observation,
+    observation_continuous,
+    truncation,
+)
+PROBES: dict[str, Callable[[], Env]] = {
+    make.__name__: make for make in (*_OF_ONE, memory, mask, dictionary)
+}
 
 
 def ids() -> list[str]:
@@ -288,9 +332,15 @@ def _one_step(
     return Env(_spec(name, obs, space, 1), reset, step)
 
 
-def _two(name: str, observe: Callable[[jax.Array], PyTree], pay: Callable[[PyTree, jax.Array], jax.Array]) -> Env:
-    """Make an environment as `_one_step` with two agents and two actions; ``pay`` returns each agent's reward."""
-    env = _one_step(name, Discrete(2), observe, lambda obs, action: pay(obs, action).astype(jnp.float32))
+def _two(
+    name: str, observe: Callable[[jax.Array], PyTree], pay: Callable[[PyTree, jax.Array], jax.Array]
+) -> Env:
+    """Make an environment as `_one_step` with two agents and two actions; ``pay`` returns each
+    agent's reward.
+    """
+    env = _one_step(
+        name, Discrete(2), observe, lambda obs, action: pay(obs, action).astype(jnp.float32)
+    )
     return env._replace(spec=env.spec._replace(num_agents=2))
 
 

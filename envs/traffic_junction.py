@@ -1,9 +1,10 @@
 """Traffic junction, compiled.
 
-Two roads of two lanes cross on a grid of 14 x 14 cells. Cars enter at four gates, each on one of three routes, and
-are out at the end of their route. Each car accelerates or brakes. A car whose next cell is taken stays and is
-penalized for the collision. Each car is penalized for each step on the road, more with every step. Cars move one
-after another. Unlike in ma-gym, a car that is not on the road observes zeros.
+Two roads of two lanes cross on a grid of 14 x 14 cells. Cars enter at four gates, each on one of
+three routes, and are out at the end of their route. Each car accelerates or brakes. A car whose
+next cell is taken stays and is penalized for the collision. Each car is penalized for each step on
+the road, more with every step. Cars move one after another. Unlike in ma-gym, a car that is not on
+the road observes zeros.
 
 Source: Sukhbaatar et al., arXiv 1605.07736, with the rules of ma-gym 0.0.14.
 """
@@ -72,7 +73,11 @@ def _route(gate: int, route: int) -> np.ndarray:
 ROUTES = [[_route(gate, route) for route in range(3)] for gate in range(len(GATES))]
 LENGTHS = np.array([[len(cells) for cells in routes] for routes in ROUTES])
 CELLS = np.array(
-    [[np.pad(cells, ((0, LENGTHS.max() + 1 - len(cells)), (0, 0))) for cells in routes] for routes in ROUTES], np.int32
+    [
+        [np.pad(cells, ((0, LENGTHS.max() + 1 - len(cells)), (0, 0))) for cells in routes]
+        for routes in ROUTES
+    ],
+    np.int32,
 )
 """(row, column) of a car by gate, route and progress, padded after the end of a route."""
 
@@ -118,7 +123,9 @@ def make(
         check_option(f"env.{option}", value, 0.0)
     num_cars = IDS[id] if num_agents is None else num_agents
     if isinstance(num_cars, bool) or not isinstance(num_cars, int) or not 1 <= num_cars <= MAX_CARS:
-        raise ValueError(f"env.num_agents={num_agents}: the junction has 1 to {MAX_CARS} cars, write one of these")
+        raise ValueError(
+            f"env.num_agents={num_agents}: the junction has 1 to {MAX_CARS} cars, write one of these"
+        )
     if isinstance(arrive_prob, str | bool) or not 0.0 <= arrive_prob <= 1.0:
         raise ValueError(f"env.arrive_prob={arrive_prob}: write a probability, from 0 to 1")
 
@@ -162,7 +169,11 @@ def reset(key: jax.Array, params: PyTree, *, num_cars: int) -> tuple[Cars, PyTre
     gates = jax.random.permutation(gates_key, len(GATES)).astype(jnp.int32)
     zeros, numbers = jnp.zeros(num_cars, jnp.int32), jnp.arange(num_cars)
     route = jax.random.randint(routes_key, (num_cars,), 0, 3)
-    entered, arrived, collisions = numbers < len(GATES), jnp.zeros(num_cars, bool), jnp.zeros((), jnp.int32)
+    entered, arrived, collisions = (
+        numbers < len(GATES),
+        jnp.zeros(num_cars, bool),
+        jnp.zeros((), jnp.int32),
+    )
     cars = Cars(gates[numbers % len(GATES)], route, zeros, zeros, entered, arrived, collisions)
     return cars, observe(cars)
 
@@ -180,7 +191,9 @@ def move(cars: Cars, gas: jax.Array) -> tuple[Cars, jax.Array]:
     last = jnp.asarray(LENGTHS)[cars.gate, cars.route] - 1
     going, following = cars.on_road & gas, place(cars._replace(progress=cars.progress + 1))
 
-    def one(carry: tuple[jax.Array, jax.Array], xs: tuple) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+    def one(
+        carry: tuple[jax.Array, jax.Array], xs: tuple
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
         at, there = carry
         i, goes, target, arrives = xs
         taken = jnp.any(there & jnp.all(at == target[None], axis=1))
@@ -211,11 +224,15 @@ def enter(cars: Cars, key: jax.Array, arrive_prob: float) -> Cars:
     at_gates = jnp.all(place(cars)[:, None] == jnp.asarray(GATES)[None], axis=2)
     free = ~jnp.any(at_gates & cars.on_road[:, None], axis=0)
     gate = jax.random.categorical(gate_key, jnp.where(free, 0.0, -jnp.inf)).astype(jnp.int32)
-    arrives = (jax.random.uniform(chance_key) < arrive_prob) & jnp.any(free) & ~jnp.all(cars.entered)
+    arrives = (
+        (jax.random.uniform(chance_key) < arrive_prob) & jnp.any(free) & ~jnp.all(cars.entered)
+    )
     new = arrives & (jnp.arange(cars.gate.shape[0]) == jnp.argmin(cars.entered))
     route = jax.random.randint(route_key, (), 0, 3)
     return cars._replace(
-        gate=jnp.where(new, gate, cars.gate), route=jnp.where(new, route, cars.route), entered=cars.entered | new
+        gate=jnp.where(new, gate, cars.gate),
+        route=jnp.where(new, route, cars.route),
+        entered=cars.entered | new,
     )
 
 
@@ -238,8 +255,9 @@ def observe(cars: Cars) -> PyTree:
         cars: State.
 
     Returns:
-        ``view`` float32 ``[A, 9 * (A + 5)]``: for each cell the number of the car in it (one-hot), its row and column
-        divided by 13, and its route (one-hot). ``out`` bool ``[A]``: cars that are not on the road.
+        ``view`` float32 ``[A, 9 * (A + 5)]``: for each cell the number of the car in it (one-hot),
+        its row and column divided by 13, and its route (one-hot). ``out`` bool ``[A]``: cars that
+        are not on the road.
     """
     at, there, number = place(cars), cars.on_road, cars.gate.shape[0]
     about = (jnp.eye(number), at.astype(jnp.float32) / (SIDE - 1), jax.nn.one_hot(cars.route, 3))

@@ -1,7 +1,7 @@
 """Train in a Gymnasium environment: ``python examples/gymnasium_env.py``.
 
-A `gymnasium.Env` runs in Python on the host and needs no wrapper: pass a function that makes it. ``workers`` is the
-number of processes that step the environments; 0 steps them in this process.
+A `gymnasium.Env` runs in Python on the host and needs no wrapper: pass a function that makes it.
+``workers`` is the number of processes that step the environments; 0 steps them in this process.
 """
 
 import gymnasium
@@ -11,12 +11,16 @@ import jaxrl_fast as jf
 
 
 class Thermostat(gymnasium.Env):
-    """A leaking room with a heater (off, half or full power) and a door that opens at random. A step is a minute."""
+    """A leaking room with a heater (off, half or full power) and a door that opens at random. A
+    step is a minute.
+    """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[np.ndarray, dict]:
         """Start in a cold room, with the door shut."""
         super().reset(seed=seed)
         self.celsius, self.door_open = self.np_random.uniform(5.0, 15.0), False
@@ -32,7 +36,9 @@ class Thermostat(gymnasium.Env):
 
     def see(self) -> np.ndarray:
         """Return the observation: scaled temperature and door."""
-        return np.clip([(self.celsius - 21.0) / 16.0, float(self.door_open)], -1.0, 1.0).astype(np.float32)
+        return np.clip([(self.celsius - 21.0) / 16.0, float(self.door_open)], -1.0, 1.0).astype(
+            np.float32
+        )
 
 
 def main(total_steps: int = 60_000, num_envs: int = 16, workers: int = 0) -> float:
@@ -42,7 +48,10 @@ def main(total_steps: int = 60_000, num_envs: int = 16, workers: int = 0) -> flo
     algo = jf.ppo(rollout_length=64, learning_rate=1e-3, discount=0.95)
     result = jf.learn(env, algo, total_steps=total_steps, eval_episodes=16)
     env.close()
-    print("greedy returns:", [round(row["eval_return_mean"], 1) for row in result.history if row["kind"] == "eval"])
+    print(
+        "greedy returns:",
+        [round(row["eval_return_mean"], 1) for row in result.history if row["kind"] == "eval"],
+    )
 
     room = make()
     obs, _ = room.reset(seed=1)
@@ -50,7 +59,9 @@ def main(total_steps: int = 60_000, num_envs: int = 16, workers: int = 0) -> flo
         action = int(result.policy(obs))
         if minute % 4 == 0:
             degrees = room.unwrapped.celsius
-            print(f"{minute:2} min {'open' if obs[1] else '    '} {'#' * int(degrees):<25} {degrees:4.1f} °C")
+            print(
+                f"{minute:2} min {'open' if obs[1] else '    '} {'#' * int(degrees):<25} {degrees:4.1f} °C"
+            )
         obs, *_ = room.step(action)
     return float(result.summary["eval_return_mean"])
 

@@ -1,8 +1,12 @@
 """Hindsight replay (Andrychowicz et al., arXiv 1707.01495) in one file, for DQN and SAC:
-``python -m jaxrl_fast.train env=custom env.make=examples.hindsight.bits algo=custom algo.make=examples.hindsight.dqn``.
+``python -m
+jaxrl_fast.train env=custom env.make=examples.hindsight.bits algo=custom
+algo.make=examples.hindsight.dqn``.
 
-Rewards are rare where a goal must be met exactly. Every episode reaches something: when a batch is drawn, most of its
-steps get a goal that a later step of the same episode reached. `bits` and `arm` are environments with goals."""
+Rewards are rare where a goal must be met exactly. Every episode reaches something: when a batch is
+drawn, most of its steps get a goal that a later step of the same episode reached. `bits` and `arm`
+are environments with goals.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +18,9 @@ NEAR = 0.05
 
 
 def with_hindsight(algorithm: jf.Algorithm, share: float) -> jf.Algorithm:
-    """Let an off-policy algorithm learn with goals that were reached, in ``share`` of the drawn windows."""
+    """Let an off-policy algorithm learn with goals that were reached, in ``share`` of the drawn
+    windows.
+    """
 
     def build(spec: jf.EnvSpec, num_envs: int) -> jf.Agent:
         if spec.goal_reward is None:
@@ -23,11 +29,17 @@ def with_hindsight(algorithm: jf.Algorithm, share: float) -> jf.Algorithm:
 
         def relabel(steps: Transition, later: Transition, key: jax.Array) -> Transition:
             reached = later.next_obs["achieved_goal"]
-            goal = jnp.where(jax.random.bernoulli(key, share), reached, steps.obs["desired_goal"][0])
+            goal = jnp.where(
+                jax.random.bernoulli(key, share), reached, steps.obs["desired_goal"][0]
+            )
             goals = jnp.broadcast_to(goal, steps.obs["desired_goal"].shape)
             reward = reward_of(steps.next_obs["achieved_goal"], goal)
-            seen, following = ({**obs, "desired_goal": goals} for obs in (steps.obs, steps.next_obs))
-            return steps._replace(obs=seen, next_obs=following, reward=reward, terminated=reward >= 0.0)
+            seen, following = (
+                {**obs, "desired_goal": goals} for obs in (steps.obs, steps.next_obs)
+            )
+            return steps._replace(
+                obs=seen, next_obs=following, reward=reward, terminated=reward >= 0.0
+            )
 
         agent = algorithm.build(spec, num_envs)
         return agent._replace(data=agent.data._replace(relabel=relabel if share else None))
@@ -35,7 +47,12 @@ def with_hindsight(algorithm: jf.Algorithm, share: float) -> jf.Algorithm:
     return algorithm._replace(name=f"{algorithm.name}_her", build=build)
 
 
-def dqn(share: float = 0.8, learning_rate: float = 1e-3, buffer_size: int = 200_000, warmup_steps: int = 1000):
+def dqn(
+    share: float = 0.8,
+    learning_rate: float = 1e-3,
+    buffer_size: int = 200_000,
+    warmup_steps: int = 1000,
+):
     """DQN with hindsight.
 
     Args:
@@ -49,11 +66,18 @@ def dqn(share: float = 0.8, learning_rate: float = 1e-3, buffer_size: int = 200_
     return with_hindsight(jf.dqn(**sizes, **rates, normalize_observations=False), share)
 
 
-def sac(share: float = 0.8, learning_rate: float = 1e-3, buffer_size: int = 200_000, warmup_steps: int = 1000):
+def sac(
+    share: float = 0.8,
+    learning_rate: float = 1e-3,
+    buffer_size: int = 200_000,
+    warmup_steps: int = 1000,
+):
     """SAC with hindsight; arguments as of `dqn`."""
     sizes = dict(buffer_size=buffer_size, warmup_steps=warmup_steps, batch_size=256)
     networks = dict(policy_hidden=(64, 64), critic_hidden=(64, 64))
-    return with_hindsight(jf.sac(learning_rate=learning_rate, discount=0.98, **sizes, **networks), share)
+    return with_hindsight(
+        jf.sac(learning_rate=learning_rate, discount=0.98, **sizes, **networks), share
+    )
 
 
 def bits(size: int = 15) -> jf.Env:
@@ -69,19 +93,24 @@ def bits(size: int = 15) -> jf.Env:
     def step(state: dict, action: jax.Array, key: jax.Array) -> tuple[dict, jf.Timestep]:
         state = {**state, "bits": jnp.abs(state["bits"] - jax.nn.one_hot(action, size))}
         reward = reward_of(state["bits"], state["goal"])
-        return state, jf.Timestep(seen(state), seen(state), reward, reward >= 0.0, jnp.zeros((), bool))
+        return state, jf.Timestep(
+            seen(state), seen(state), reward, reward >= 0.0, jnp.zeros((), bool)
+        )
 
     def reward_of(achieved: jax.Array, desired: jax.Array) -> jax.Array:
         return jnp.where(jnp.all(achieved == desired), 0.0, -1.0)
 
     shape = jax.ShapeDtypeStruct((size,), jnp.float32)
     obs = {"achieved_goal": shape, "desired_goal": shape}
-    spec = jf.EnvSpec(f"bits{size}", obs, jf.Discrete(size), max_episode_steps=size, goal_reward=reward_of)
+    spec = jf.EnvSpec(
+        f"bits{size}", obs, jf.Discrete(size), max_episode_steps=size, goal_reward=reward_of
+    )
     return jf.Env(spec, reset, step, success=lambda state: jnp.all(state["bits"] == state["goal"]))
 
 
 def arm(num_joints: int = 3) -> jf.Env:
-    """Bring the tip of an arm to a goal; joints turn by up to 0.3 rad a step, and the arm must stay for success.
+    """Bring the tip of an arm to a goal; joints turn by up to 0.3 rad a step, and the arm must stay
+    for success.
 
     Its observation has the entries of Gymnasium-Robotics' environments with goals.
     """
@@ -103,7 +132,9 @@ def arm(num_joints: int = 3) -> jf.Env:
     def step(state: dict, action: jax.Array, key: jax.Array) -> tuple[dict, jf.Timestep]:
         state = {**state, "angles": state["angles"] + turn * action}
         reward = reward_of(tip(state["angles"]), state["goal"])
-        return state, jf.Timestep(seen(state), seen(state), reward, reward >= 0.0, jnp.zeros((), bool))
+        return state, jf.Timestep(
+            seen(state), seen(state), reward, reward >= 0.0, jnp.zeros((), bool)
+        )
 
     def reward_of(achieved: jax.Array, desired: jax.Array) -> jax.Array:
         return jnp.where(jnp.sum((achieved - desired) ** 2) < NEAR**2, 0.0, -1.0)
@@ -114,4 +145,9 @@ def arm(num_joints: int = 3) -> jf.Env:
     ones = jnp.ones(num_joints)
     obs = {"observation": of(2 * num_joints), "achieved_goal": of(2), "desired_goal": of(2)}
     spec = jf.EnvSpec("arm", obs, jf.Box(-ones, ones), max_episode_steps=50, goal_reward=reward_of)
-    return jf.Env(spec, reset, step, success=lambda state: reward_of(tip(state["angles"]), state["goal"]) >= 0.0)
+    return jf.Env(
+        spec,
+        reset,
+        step,
+        success=lambda state: reward_of(tip(state["angles"]), state["goal"]) >= 0.0,
+    )

@@ -1,7 +1,9 @@
 """Write an environment: ``python examples/own_world.py``.
 
-A rocket falls. Its engine is on or off. Hitting the ground faster than 1 m/s is a crash. The environment has no batch
-axis; `jf.vectorize` adds batching, auto-reset, time limit and episode statistics."""
+A rocket falls. Its engine is on or off. Hitting the ground faster than 1 m/s is a crash. The
+environment has no batch axis; `jf.vectorize` adds batching, auto-reset, time limit and episode
+statistics.
+"""
 
 from typing import Any
 
@@ -14,7 +16,9 @@ STEP_S, GRAVITY, THRUST, SOFT = 0.1, 1.6, 4.0, 1.0  # s, m/s², m/s², m/s
 
 
 def make_lander() -> jf.Env:
-    """Make one lander: the state is (height in m, velocity in m/s); the actions are engine off and on."""
+    """Make one lander: the state is (height in m, velocity in m/s); the actions are engine off and
+    on.
+    """
 
     def reset(key: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
         height = jax.random.uniform(key, (), jnp.float32, 10.0, 20.0)
@@ -30,8 +34,12 @@ def make_lander() -> jf.Env:
         reward = jnp.where(landed, 10.0 - 5.0 * jnp.abs(velocity), -0.05 - 0.05 * action)
         return state, jf.Timestep(state, state, reward, landed, jnp.zeros((), bool))
 
-    spec = jf.EnvSpec("lander", jax.ShapeDtypeStruct((2,), jnp.float32), jf.Discrete(2), max_episode_steps=200)
-    return jf.Env(spec, reset, step, success=lambda s: (s[0] <= 0.0) & (jnp.abs(s[1]) < SOFT), step_s=STEP_S)
+    spec = jf.EnvSpec(
+        "lander", jax.ShapeDtypeStruct((2,), jnp.float32), jf.Discrete(2), max_episode_steps=200
+    )
+    return jf.Env(
+        spec, reset, step, success=lambda s: (s[0] <= 0.0) & (jnp.abs(s[1]) < SOFT), step_s=STEP_S
+    )
 
 
 def main(total_steps: int = 200_000, num_envs: int = 64, episodes: int = 64) -> None:
@@ -48,7 +56,9 @@ def main(total_steps: int = 200_000, num_envs: int = 64, episodes: int = 64) -> 
         action = result.policy(obs)
         if t % 5 == 0:
             flame = "*" if action else " "
-            print(f"{t * STEP_S:5.1f} s {float(state[1]):6.2f} m/s |{' ' * int(2 * max(state[0], 0))}{flame}>")
+            print(
+                f"{t * STEP_S:5.1f} s {float(state[1]):6.2f} m/s |{' ' * int(2 * max(state[0], 0))}{flame}>"
+            )
         state, ts = step(state, action, key)
         obs = ts.obs
         if ts.terminated:

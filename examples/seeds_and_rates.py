@@ -1,6 +1,7 @@
 """Train eight seeds x eight learning rates in one program: ``python examples/seeds_and_rates.py``.
 
-A learning rate is a value, not an option of the compiler. So 64 trainings compile once and run at the same time.
+A learning rate is a value, not an option of the compiler. So 64 trainings compile once and run at
+the same time.
 """
 
 import time
@@ -38,7 +39,9 @@ def main(num_seeds: int = 8, num_rates: int = 8, ticks: int = 40, num_envs: int 
         bar = "#" * round(float(column.mean()) / 10)
         print(f"{rate:8.1e} {column.mean():5.0f} {column.min():6.0f} {column.max():5.0f}   {bar}")
     steps = returns.size * ticks * num_envs * 64
-    print(f"{returns.size} trainings, {steps:,} steps: compiled in {compiled - begin:.1f} s, ran in {seconds:.1f} s")
+    print(
+        f"{returns.size} trainings, {steps:,} steps: compiled in {compiled - begin:.1f} s, ran in {seconds:.1f} s"
+    )
     return returns
 
 

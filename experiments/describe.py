@@ -1,7 +1,8 @@
-"""Description of the machine and versions of a measurement, for the scripts of all folders of ``experiments/``.
+"""Description of the machine and versions of a measurement, for the scripts of all folders of
+``experiments/``.
 
-Those scripts put this folder on `sys.path`. This module adds the repository, from which ``jaxrl_fast`` is then
-imported.
+Those scripts put this folder on `sys.path`. This module adds the repository, from which
+``jaxrl_fast`` is then imported.
 """
 
 import json
@@ -46,7 +47,9 @@ PACKAGES = (
 
 
 def machine() -> str:
-    """Describe the processor, its number of cores, and the number that this process may use where it is smaller."""
+    """Describe the processor, its number of cores, and the number that this process may use where
+    it is smaller.
+    """
     allowed = f"{cpu_cores()} of " if cpu_cores() != os.cpu_count() else ""
     return f"{allowed}{os.cpu_count()} cores, {processor()}{_generation()}"
 
@@ -57,7 +60,9 @@ def machines_line(runs: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _generation() -> str:
-    """Return family and model on Linux, since virtual machines use one name for processors of several generations."""
+    """Return family and model on Linux, since virtual machines use one name for processors of
+    several generations.
+    """
     said = first_processor()
     if not {"cpu family", "model"} <= set(said):
         return ""
@@ -68,14 +73,22 @@ def commit() -> str:
     """Return the measured commit, and whether the tree had other changes."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
 
-    changed = ", changed" if git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.yaml") else ""
+    changed = (
+        ", changed"
+        if git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.yaml")
+        else ""
+    )
     return (git("rev-parse", "HEAD") or "unknown") + changed
 
 
 def versions(*others: Path) -> dict[str, dict[str, str]]:
-    """Return versions of Python and the relevant packages, here and in other environments (paths of their Pythons)."""
+    """Return versions of Python and the relevant packages, here and in other environments (paths of
+    their Pythons).
+    """
     script = (
         "import importlib.metadata as m, json, platform\n"
         "have = {d.name.lower(): d.version for d in m.distributions()}\n"
@@ -85,6 +98,8 @@ def versions(*others: Path) -> dict[str, dict[str, str]]:
     found = {}
     for label, python in (("ours", sys.executable), *(("peers", str(other)) for other in others)):
         found[label] = json.loads(
-            subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout
+            subprocess.run(
+                [python, "-c", script], capture_output=True, text=True, check=True
+            ).stdout
         )
     return found

@@ -3,10 +3,11 @@
 ::
 
     import jaxrl_fast as jf
-    result = jf.learn(jf.make_env("halfcheetah", num_envs=256), jf.ppo(), total_steps=1_000_000, on_metrics=print)
+    result = jf.learn(jf.make_env("halfcheetah", num_envs=256), jf.ppo(), total_steps=1_000_000,
+    on_metrics=print)
 
-The import changes no JAX setting. JAX is imported with the first name that needs it, so that a pool's worker, which
-imports `jaxrl_fast.envs.pool`, does not import it. Commands call `setup`.
+The import changes no JAX setting. JAX is imported with the first name that needs it, so that a
+pool's worker, which imports `jaxrl_fast.envs.pool`, does not import it. Commands call `setup`.
 """
 
 import time
@@ -35,8 +36,24 @@ if TYPE_CHECKING:
     from jaxrl_fast.algorithms.sac_discrete import sac_discrete
     from jaxrl_fast.algorithms.td3 import td3
     from jaxrl_fast.algorithms.td3_bc import td3_bc
-    from jaxrl_fast.api import Result, learn, load_state, make_env, make_train_step, save_state, trained_policy
-    from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete, Timestep, Transition, __version__
+    from jaxrl_fast.api import (
+        Result,
+        learn,
+        load_state,
+        make_env,
+        make_train_step,
+        save_state,
+        trained_policy,
+    )
+    from jaxrl_fast.core import (
+        Box,
+        Discrete,
+        EnvSpec,
+        MultiDiscrete,
+        Timestep,
+        Transition,
+        __version__,
+    )
     from jaxrl_fast.envs.custom import vectorize
     from jaxrl_fast.envs.env import Env, VecEnv
     from jaxrl_fast.envs.env_checks import check_env

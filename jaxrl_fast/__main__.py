@@ -25,7 +25,10 @@ def main() -> int:
     """
     words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
     if words:
-        print(f"jaxrl_fast: error: unknown word '{words[0]}': write python -m jaxrl_fast.train ...", file=sys.stderr)
+        print(
+            f"jaxrl_fast: error: unknown word '{words[0]}': write python -m jaxrl_fast.train ...",
+            file=sys.stderr,
+        )
         return 2
     print("python -m jaxrl_fast.<command> --help")
     for name, text in COMMANDS.items():

@@ -1,6 +1,8 @@
-"""The library: environments by name, training with evaluation and files, and training as two pure functions.
+"""The library: environments by name, training with evaluation and files, and training as two pure
+functions.
 
-It combines training and views: it gives the pages and pictures of a run's folder to the training loop.
+It combines training and views: it gives the pages and pictures of a run's folder to the training
+loop.
 """
 
 import io
@@ -91,7 +93,8 @@ STEP_RANGES = {**RANGES, "total_steps": RANGES["total_steps"]._replace(optional=
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     """Make a vectorized environment.
 
-    Examples: ``make_env("halfcheetah", num_envs=64)``, ``make_env("brax", id="ant", backend="mjx", num_envs=64)``,
+    Examples: ``make_env("halfcheetah", num_envs=64)``,
+    ``make_env("brax", id="ant", backend="mjx", num_envs=64)``,
     ``make_env("gymnasium", id="HalfCheetah-v5", num_seeds=4, pool={"workers": 2}, num_envs=8)``,
     ``make_env("custom", make=make_my_env, num_envs=64)``.
 
@@ -153,12 +156,12 @@ def learn(
 ) -> Result:
     """Train several seeds at once, each for a number of environment steps.
 
-    In a program that has called `jax.distributed.initialize`, every process calls this function with equal arguments
-    and a placement with devices of all processes. Process 0 evaluates, writes, and calls ``on_metrics``, ``on_eval``,
-    ``on_checkpoint``, ``on_episode_end`` and ``tell``.
+    In a program that has called `jax.distributed.initialize`, every process calls this function
+    with equal arguments and a placement with devices of all processes. Process 0 evaluates, writes,
+    and calls ``on_metrics``, ``on_eval``, ``on_checkpoint``, ``on_episode_end`` and ``tell``.
 
-    Compiled programs are only stored on disk if `setup` was called first: ``jaxrl_fast.setup(cache=True)``. A second
-    process then starts without compilation.
+    Compiled programs are only stored on disk if `setup` was called first:
+    ``jaxrl_fast.setup(cache=True)``. A second process then starts without compilation.
 
     Args:
         env: Vectorized environment.
@@ -166,41 +169,54 @@ def learn(
         total_steps: Environment steps per seed, over all its environments.
         seed: Seed of the run.
         num_seeds: Number of seeds.
-        overlap: Which fragments read data of the last tick, so that they can run parallel to its writers.
+        overlap: Which fragments read data of the last tick, so that they can run parallel to its
+            writers.
         learners: Number of learners, each with an equal share of every batch.
         average: What several learners average: gradients, parameters, or nothing ("turns").
-        shards: Largest number of logical shards of replay buffer and minibatches, which devices can share.
+        shards: Largest number of logical shards of replay buffer and minibatches, which devices can
+            share.
         placement: Name of a placement, or a function ``(graph, devices) -> Placement``.
         devices: Number of JAX's devices to use, None for all.
-        data: Recorded episodes to learn from, or their folder (`load_dataset`). A step of the run then stands for a
-            recorded one, and no environment is stepped before the last ``online_steps``.
-        online_steps: Last of ``total_steps``, in which the environment is stepped; half of each batch is then recorded.
-        eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no evaluation.
+        data: Recorded episodes to learn from, or their folder (`load_dataset`). A step of the run
+            then stands for a recorded one, and no environment is stepped before the last
+            ``online_steps``.
+        online_steps: Last of ``total_steps``, in which the environment is stepped; half of each
+            batch is then recorded.
+        eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no
+            evaluation.
         eval_episodes: Episodes per evaluation and seed.
-        eval_beside: Evaluate in a thread during training, not between chunks. None: unless ``between_chunks`` or
-            ``stop_return`` is given.
-        eval_device: Where that thread evaluates if training uses an accelerator: on the CPU or the same device.
-        eval_share: Let the host environments of training play the evaluations between chunks, and make no others; their
-            running episodes are truncated. For simulators of which there is only one.
-        eval_sample: Evaluate with actions that are drawn from the policy's distribution, not with greedy ones.
+        eval_beside: Evaluate in a thread during training, not between chunks. None: unless
+            ``between_chunks`` or ``stop_return`` is given.
+        eval_device: Where that thread evaluates if training uses an accelerator: on the CPU or the
+            same device.
+        eval_share: Let the host environments of training play the evaluations between chunks, and
+            make no others; their running episodes are truncated. For simulators of which there is
+            only one.
+        eval_sample: Evaluate with actions that are drawn from the policy's distribution, not with
+            greedy ones.
         evaluator: Replaces the evaluation.
         on_new_policy: Called when the newest evaluated policy was written.
-        on_last_policy: Called with the last policy in a thread during the last evaluations, unless the run is stopped.
+        on_last_policy: Called with the last policy in a thread during the last evaluations, unless
+            the run is stopped.
         on_metrics: Called with each row of ``history``.
         on_eval: Called with each evaluation: returns ``[S, episodes]`` and policies.
-        on_checkpoint: Called with the path of each complete checkpoint, in a thread during training.
-        on_episode_end: Called after each chunk in which training episodes ended, with their mean return and length.
-        stop_return: Stop when the mean greedy return of an evaluation, over all seeds, is at least as high. The run is
-            then complete, and ``summary["stopped_by"]`` is "stop.return".
+        on_checkpoint: Called with the path of each complete checkpoint, in a thread during
+            training.
+        on_episode_end: Called after each chunk in which training episodes ended, with their mean
+            return and length.
+        stop_return: Stop when the mean greedy return of an evaluation, over all seeds, is at least
+            as high. The run is then complete, and ``summary["stopped_by"]`` is "stop.return".
         run_dir: Folder for files, None to write nothing.
         log: Logger of scalars in ``run_dir``, in addition to the tables.
         checkpoints: When to save the whole state in ``run_dir``.
         resume: A run's folder or one of its checkpoints, to continue from; None for a new run.
         nan: "stop" at a non-finite number, or "skip" updates that would compute one.
         debug: Name the operation that computed a non-finite number.
-        should_stop: Called before every chunk and during waits for an evaluation, which a resumed run then repeats.
+        should_stop: Called before every chunk and during waits for an evaluation, which a resumed
+            run then repeats.
         between_chunks: Called after every chunk, and may change the state.
-        settings: Settings that a resumed run must have in common with this one, None to take them from the arguments.
+        settings: Settings that a resumed run must have in common with this one, None to take them
+            from the arguments.
         keep: Returns the store of compiled programs for later starts, or None.
         tell: Shows messages to the user.
 
@@ -210,25 +226,48 @@ def learn(
     Raises:
         ValueError: Arguments contradict each other, or the checkpoint; raised before compilation.
         NonFiniteError: The environment or an update computed a NaN or an infinity.
-        KeyboardInterrupt: Ctrl-C was pressed; with ``run_dir``, the run stops after its chunk and is saved first.
+        KeyboardInterrupt: Ctrl-C was pressed; with ``run_dir``, the run stops after its chunk and
+            is saved first.
     """
     require_devices()
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
-    beside = between_chunks is None and stop_return is None and not eval_share if eval_beside is None else eval_beside
-    evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device, share=eval_share, sample=eval_sample)
-    asked = total_steps, seed, num_seeds, graph, placement, devices, evaluated, checkpoints, resume, debug
+    beside = (
+        between_chunks is None and stop_return is None and not eval_share
+        if eval_beside is None
+        else eval_beside
+    )
+    evaluated = EvalOptions(
+        eval_every, eval_episodes, beside, eval_device, share=eval_share, sample=eval_sample
+    )
+    asked = (
+        total_steps,
+        seed,
+        num_seeds,
+        graph,
+        placement,
+        devices,
+        evaluated,
+        checkpoints,
+        resume,
+        debug,
+    )
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes
     job = make_job(env, algorithm, JobOptions(*asked, data, online_steps), settings, keep)
-    calls = Calls(on_metrics or live_plot(), should_stop, between_chunks, on_new_policy, evaluator, tell)
+    calls = Calls(
+        on_metrics or live_plot(), should_stop, between_chunks, on_new_policy, evaluator, tell
+    )
     more = on_eval, on_checkpoint, on_episode_end, on_last_policy, stop_return
     if any(one is not None for one in more):
         calls = with_callbacks(calls, job, run_dir, *more)
-    return Result(*(run_job(job, calls) if run_dir is None else run_in_folder(job, calls, Path(run_dir), log)))
+    return Result(
+        *(run_job(job, calls) if run_dir is None else run_in_folder(job, calls, Path(run_dir), log))
+    )
 
 
 def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:
-    """Train a job with files in a folder that no other run may use, and save it if Ctrl-C is pressed.
+    """Train a job with files in a folder that no other run may use, and save it if Ctrl-C is
+    pressed.
 
     Args:
         job: Job.
@@ -246,7 +285,9 @@ def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:
     with ExitStack() as stack:
         hosts.decide(lambda: stack.enter_context(locked(folder)))
         should_stop = stack.enter_context(stopping_at_ctrl_c(calls.should_stop))
-        return run_job(job, calls._replace(should_stop=should_stop, listeners=make_listeners()), folder, log)
+        return run_job(
+            job, calls._replace(should_stop=should_stop, listeners=make_listeners()), folder, log
+        )
 
 
 @checks_numbers(STEP_RANGES)
@@ -259,12 +300,14 @@ def make_train_step(
     average: Average = "gradients",
     shards: int = MAX_SHARDS,
     total_steps: int | None = None,
-) -> tuple[Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]]:
+) -> tuple[
+    Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]
+]:
     """Make training as two pure functions, to be jitted, scanned, vmapped or changed.
 
-    Donate the state if you jit the step. Under your ``vmap``, the updates of a warm-up are computed and discarded;
-    `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered callbacks: on one device,
-    each state once and in order, and not under ``vmap``.
+    Donate the state if you jit the step. Under your ``vmap``, the updates of a warm-up are computed
+    and discarded; `learn` with ``num_seeds`` skips them. Environments on the host are stepped by
+    ordered callbacks: on one device, each state once and in order, and not under ``vmap``.
 
     Args:
         env: Vectorized environment.
@@ -276,21 +319,25 @@ def make_train_step(
         total_steps: Environment steps of the run, for schedules of hyper-parameters.
 
     Returns:
-        ``init(key, hyper=algorithm.hyper) -> state``, and ``train_step(state) -> (state, metrics)``, which is one tick:
-        sampling, then updates.
+        ``init(key, hyper=algorithm.hyper) -> state``, and
+        ``train_step(state) -> (state, metrics)``, which is one tick: sampling, then updates.
 
     Raises:
-        ValueError: The algorithm does not support the environment. Both functions raise it for arguments of another
-            kind.
+        ValueError: The algorithm does not support the environment. Both functions raise it for
+            arguments of another kind.
     """
     require_devices()
     vec_env = make_bridge(env).env if isinstance(env, HostEnv) else env
-    graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps, shards=shards))
+    graph, _ = build_graph(
+        vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps, shards=shards)
+    )
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
         require_key(key)
         own = hyper is algorithm.hyper
-        return init_graph(graph, key, hyper if own else checked_hyper(hyper, algorithm.hyper, total_steps))
+        return init_graph(
+            graph, key, hyper if own else checked_hyper(hyper, algorithm.hyper, total_steps)
+        )
 
     def train_step(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
         check_state(state)
@@ -305,7 +352,8 @@ def trained_policy(env: VecEnv | HostEnv, algorithm: Algorithm, state: TrainStat
     Args:
         env: Environment of `make_train_step`.
         algorithm: Its algorithm.
-        state: State of one seed: of several, as under ``vmap``, write ``jax.tree.map(lambda x: x[seed], state)``.
+        state: State of one seed: of several, as under ``vmap``, write
+            ``jax.tree.map(lambda x: x[seed], state)``.
 
     Returns:
         The policy, with copies of the state's parameters.
@@ -316,7 +364,9 @@ def trained_policy(env: VecEnv | HostEnv, algorithm: Algorithm, state: TrainStat
     require_vectorized(env, algorithm)
     check_state(state)
     if state.key.shape:
-        raise ValueError("the state is of several seeds: write jax.tree.map(lambda x: x[seed], state) for one of them")
+        raise ValueError(
+            "the state is of several seeds: write jax.tree.map(lambda x: x[seed], state) for one of them"
+        )
     agent = bind(algorithm, env.spec, env.num_envs, MAX_SHARDS)
     evaluation = make_periodic_evaluation(env, algorithm, agent, state.key[None], EvalOptions())
     try:
@@ -330,8 +380,8 @@ def trained_policy(env: VecEnv | HostEnv, algorithm: Algorithm, state: TrainStat
 def save_state(path: str | Path, state: TrainState) -> None:
     """Write a train step's state to a file, completely or not at all.
 
-    The file has all arrays, with the replay buffer, the environments and the random keys: `load_state` goes on to the
-    bit. Environments on the host are not in it.
+    The file has all arrays, with the replay buffer, the environments and the random keys:
+    `load_state` goes on to the bit. Environments on the host are not in it.
 
     Args:
         path: File, such as ``state.npz``.
@@ -365,10 +415,14 @@ def load_state(path: str | Path, state: TrainState) -> TrainState:
     facts = CheckpointFacts(Path(path), {}, {}, None, {}, {}, {}, [], False)
     content = Path(path).read_bytes()
     try:
-        with np.load(io.BytesIO(content if content[:2] == b"PK" else b""), allow_pickle=False) as file:
+        with np.load(
+            io.BytesIO(content if content[:2] == b"PK" else b""), allow_pickle=False
+        ) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # errors of zip and NumPy on damaged bytes vary
-        raise CheckpointError(f"{path} is not a file of save_state: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{path} is not a file of save_state: {type(error).__name__}: {error}"
+        ) from error
     return jax.tree.map(jax.numpy.asarray, restore(state, facts, arrays))
 
 
@@ -382,7 +436,9 @@ def check_state(state: object) -> None:
         ValueError: It is something else.
     """
     if not isinstance(state, TrainState):
-        raise ValueError(f"state is a {type(state).__name__}: write the state that init(key) or train_step returned")
+        raise ValueError(
+            f"state is a {type(state).__name__}: write the state that init(key) or train_step returned"
+        )
 
 
 def checked_hyper(hyper: Any, own: Any, total_steps: int | None) -> Any:
@@ -400,13 +456,19 @@ def checked_hyper(hyper: Any, own: Any, total_steps: int | None) -> Any:
         ValueError: They are of another algorithm, not numbers, or schedules without a length.
     """
     if type(hyper) is not type(own):
-        raise ValueError(f"hyper is a {type(hyper).__name__}: write algorithm.hyper._replace(learning_rate=...)")
+        raise ValueError(
+            f"hyper is a {type(hyper).__name__}: write algorithm.hyper._replace(learning_rate=...)"
+        )
     if (names := ", ".join(schedules(hyper))) and total_steps is None:
-        raise ValueError(f"{names} of hyper is a schedule: write make_train_step(..., total_steps=...)")
+        raise ValueError(
+            f"{names} of hyper is a schedule: write make_train_step(..., total_steps=...)"
+        )
     for name, rate in hyper._asdict().items():
         for value in jax.tree.leaves(rate):
             if isinstance(value, str) or not np.issubdtype(jax.numpy.result_type(value), np.number):
-                raise ValueError(f"{name}={value!r} of hyper: write a number, or a schedule such as jf.Linear(1e-3, 0)")
+                raise ValueError(
+                    f"{name}={value!r} of hyper: write a number, or a schedule such as jf.Linear(1e-3, 0)"
+                )
             if np.shape(value):
                 raise ValueError(
                     f"{name} of hyper has the shape {list(np.shape(value))}: write jax.vmap(init) for several"

@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.autotune env=halfcheetah``: find the fastest settings on this machine, store and draw them."""
+"""``python -m jaxrl_fast.autotune env=halfcheetah``: find the fastest settings on this machine,
+store and draw them.
+"""
 
 import dataclasses
 import sys
@@ -19,12 +21,20 @@ from jaxrl_fast.tuning.width_sweep import Objective, SweepPlan, left_open
 from jaxrl_fast.views.graph_tables import new_console, new_table
 
 KEYS = {
-    "objective": Key(Objective, "training", text="rate to maximize: of training, or of sampling alone"),
-    "knobs": Key(tuple[str, ...], (), text=f"settings to vary, of {', '.join(candidates.KNOBS)}; default open ones"),
+    "objective": Key(
+        Objective, "training", text="rate to maximize: of training, or of sampling alone"
+    ),
+    "knobs": Key(
+        tuple[str, ...],
+        (),
+        text=f"settings to vary, of {', '.join(candidates.KNOBS)}; default open ones",
+    ),
     "repeats": Key(int, 5, 1, "measurements of a candidate that is not clearly behind", 1000),
     "repeat_s": Key(float, 1.0, 0, "shortest duration of a measurement in seconds", 3600),
     "max_num_envs": Key(int | None, None, 1, "largest number of environments"),
-    "memory_cap_gb": Key(float | None, None, 0, "memory for a candidate; default 80 % of the free memory"),
+    "memory_cap_gb": Key(
+        float | None, None, 0, "memory for a candidate; default 80 % of the free memory"
+    ),
     "out": Key(str, "sweeps", text="folder of <env>_<algo>.json, .csv and .png"),
 }
 """Keys of this command, in addition to the keys of training."""
@@ -64,9 +74,16 @@ def tune(words: list[str]) -> int:
     options, others = take_own(words)
     plan = make_plan(run_config.compose(others), options)
     cap = options["memory_cap_gb"]
-    with results_folder(Path(options["out"])) as out, tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
-        settings = Settings(Path(folder), cap and cap * 1e9, options["repeats"], options["repeat_s"])
+    with (
+        results_folder(Path(options["out"])) as out,
+        tempfile.TemporaryDirectory(prefix="autotune-") as folder,
+    ):
+        print(
+            f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}"
+        )
+        settings = Settings(
+            Path(folder), cap and cap * 1e9, options["repeats"], options["repeat_s"]
+        )
         suffix = "" if plan.objective == "training" else f"_{plan.objective}"
         stem = f"{env_name(plan.asked)}_{plan.asked.algo.replace('.', '-')}{suffix}"
         return run_sweep(plan, settings, out / stem, words, tuple(KEYS))
@@ -91,7 +108,9 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if name == "knobs" and text.strip():
             values[name] = tuple(part.strip() for part in text.strip("[] ").split(","))
         elif name == "resume":
-            raise ConfigError(f"{word}: autotune does not resume runs: write config=<its folder>/config.yaml instead")
+            raise ConfigError(
+                f"{word}: autotune does not resume runs: write config=<its folder>/config.yaml instead"
+            )
         elif name in KEYS:
             values[name] = read_value(name, read_word(word)[1], KEYS[name])
         else:
@@ -135,7 +154,9 @@ def show() -> None:
         table.add_row(*tuning_cache.describe(key, finding))
     if known:
         new_console().print(table)
-    print(f"{len(known)} findings in {tuning_cache.file() or 'no file, since JAXRL_FAST_CACHE=off'}")
+    print(
+        f"{len(known)} findings in {tuning_cache.file() or 'no file, since JAXRL_FAST_CACHE=off'}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

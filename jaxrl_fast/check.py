@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.check env=custom env.make=my_package.make``: play an environment, and report broken rules."""
+"""``python -m jaxrl_fast.check env=custom env.make=my_package.make``: play an environment, and
+report broken rules.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +15,11 @@ from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import Key
 
 RULES_LISTED = "\n".join(f"  - {rule}" for rule in RULES.values())
-KEYS = {"steps": Key(int, 1_000, 1, "steps of each of 8 environments with random and extreme actions", MAX_SIZE)}
+KEYS = {
+    "steps": Key(
+        int, 1_000, 1, "steps of each of 8 environments with random and extreme actions", MAX_SIZE
+    )
+}
 HELP = cli.help_of(
     "check env=custom env.make=my_package.make",
     KEYS,
@@ -38,7 +44,8 @@ def check_run(words: Sequence[str]) -> int:
     run = alone(compose([word for word in words if word not in own]))
     setup()
     print(envs.describe(run.env, run.env_options), flush=True)
-    # Other environments are determined by their names, and a second one would only be compiled again.
+    # Other environments are determined by their names, and a second one would only be compiled
+    # again.
     env = partial(make_envs, run) if may_be_host(run.env) else make_envs(run)
     return 1 if check_env(env, num_steps=num_steps, seed=run.seed).wrong else 0
 

@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.collect runs/latest out=data/walk``: write episodes of a run's policy to files."""
+"""``python -m jaxrl_fast.collect runs/latest out=data/walk``: write episodes of a run's policy to
+files.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +15,14 @@ from jaxrl_fast.commands.cli import POLICIES, check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import Run, make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.datasets import MINARI, Dataset, import_minari, refuse_full, save_dataset, to_minari
+from jaxrl_fast.learning.datasets import (
+    MINARI,
+    Dataset,
+    import_minari,
+    refuse_full,
+    save_dataset,
+    to_minari,
+)
 from jaxrl_fast.policy.policies import Policy, with_sampled_actions
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
@@ -21,12 +30,26 @@ from jaxrl_fast.training.checkpoints import FOLDER, all_steps
 from jaxrl_fast.training.collecting import collect_episodes, policy_at, stored_steps
 
 KEYS = {
-    "out": Key(str, None, text="new folder for the data, or minari:<id>, such as minari:pendulum/sac-v0"),
+    "out": Key(
+        str, None, text="new folder for the data, or minari:<id>, such as minari:pendulum/sac-v0"
+    ),
     "episodes": Key(int, 100, 1, "number of episodes, each with a new initial state", MAX_SIZE),
     "policy": Key(str, "newest", text="newest, best, or the steps of a checkpoint, such as 200000"),
-    "sample": Key(bool, False, text="draw actions from the policy's distribution, not the most probable ones"),
-    "seed": Key(int, 0, 0, "seed of the episodes; their PRNG keys differ from the keys of training", MAX_SEED),
-    "replay": Key(bool, False, text="the steps in the replay buffer of the checkpoint, in place of new episodes"),
+    "sample": Key(
+        bool, False, text="draw actions from the policy's distribution, not the most probable ones"
+    ),
+    "seed": Key(
+        int,
+        0,
+        0,
+        "seed of the episodes; their PRNG keys differ from the keys of training",
+        MAX_SEED,
+    ),
+    "replay": Key(
+        bool,
+        False,
+        text="the steps in the replay buffer of the checkpoint, in place of new episodes",
+    ),
 }
 HELP = cli.help_of("collect RUN out=data/NAME", KEYS, cli.OF_RUN)
 
@@ -64,10 +87,19 @@ def collect_run(words: Sequence[str]) -> int:
             assert checkpoint is not None
             dataset = stored_steps(checkpoint, env.spec)
         else:
-            chosen = policy if checkpoint is None else policy_at(checkpoint, policy, make_algorithm(run))
-            chosen = with_sampled_actions(chosen, make_algorithm(run)) if given["sample"] else chosen
+            chosen = (
+                policy if checkpoint is None else policy_at(checkpoint, policy, make_algorithm(run))
+            )
+            chosen = (
+                with_sampled_actions(chosen, make_algorithm(run)) if given["sample"] else chosen
+            )
             dataset = collect_episodes(chosen, env, episodes=given["episodes"], seed=given["seed"])
-        about = {**dataset.about, "run": str(folder), "policy": given["policy"], "sample": given["sample"]}
+        about = {
+            **dataset.about,
+            "run": str(folder),
+            "policy": given["policy"],
+            "sample": given["sample"],
+        }
         write(dataset._replace(about=about), out, run, policy)
     return 0
 
@@ -89,10 +121,14 @@ def checkpoint_of(folder: Path, which: str, *, newest: bool) -> Path | None:
     if which in POLICIES and not newest:
         return None
     steps = all_steps(folder / FOLDER)
-    found = steps[-1:] if which == "newest" else [number for number in steps if str(number) == which]
+    found = (
+        steps[-1:] if which == "newest" else [number for number in steps if str(number) == which]
+    )
     if not found:
         there = ", ".join(map(str, steps)) or "none"
-        raise ConfigError(f"policy={which}: write newest, best, or the steps of a checkpoint (there: {there})")
+        raise ConfigError(
+            f"policy={which}: write newest, best, or the steps of a checkpoint (there: {there})"
+        )
     return folder / FOLDER / str(found[0])
 
 
@@ -112,7 +148,9 @@ def write(dataset: Dataset, out: str, run: Run, policy: Policy) -> None:
     arrays = dataset._replace(about={})
     returns, size = dataset.returns, sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
     print(f"{out}: {len(returns):,} episodes, {len(dataset.action):,} steps, {size / 1e6:.1f} MB")
-    print(f"return  {returns.mean():.1f} ± {returns.std():.1f}, least {returns.min():.1f}, most {returns.max():.1f}")
+    print(
+        f"return  {returns.mean():.1f} ± {returns.std():.1f}, least {returns.min():.1f}, most {returns.max():.1f}"
+    )
 
 
 def env_id(run: Run) -> str | None:

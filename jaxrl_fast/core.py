@@ -1,12 +1,14 @@
 """The types that all packages share: action spaces, time steps, transitions, minibatches.
 
-All packages use these axis letters: ``T`` time, ``E`` environments, ``B`` batch, ``K`` gradient updates, ``S`` seeds,
-``L`` steps of a training sequence, ``G`` logical shards (`learning.minibatches`). Arrays are time-major:
-``[T, E, ...]``. An observation is a pytree: usually one array, or a dictionary if it contains an ``action_mask``.
+All packages use these axis letters: ``T`` time, ``E`` environments, ``B`` batch, ``K`` gradient
+updates, ``S`` seeds, ``L`` steps of a training sequence, ``G`` logical shards
+(`learning.minibatches`). Arrays are time-major: ``[T, E, ...]``. An observation is a pytree:
+usually one array, or a dictionary if it contains an ``action_mask``.
 
-An environment of several agents adds a last batch axis ``A``: observations, actions and rewards are ``[T, E, A, ...]``,
-episode ends ``[T, E]``. A dictionary observation reserves two keys: `STATE` is the global state, without the axis
-``A``, and `OUT`, bool ``[A]``, marks the agents that take no part in the next step.
+An environment of several agents adds a last batch axis ``A``: observations, actions and rewards are
+``[T, E, A, ...]``, episode ends ``[T, E]``. A dictionary observation reserves two keys: `STATE` is
+the global state, without the axis ``A``, and `OUT`, bool ``[A]``, marks the agents that take no
+part in the next step.
 """
 
 import math
@@ -94,7 +96,11 @@ class Number(NamedTuple):
         """Return what to write instead of numbers of which one is out of range."""
         if any(n < self.least for n in numbers):
             return f"write a number of at least {self.least}"
-        return "write a number that is finite" if self.most == math.inf else f"write a number of at most {self.most}"
+        return (
+            "write a number that is finite"
+            if self.most == math.inf
+            else f"write a number of at most {self.most}"
+        )
 
 
 def as_whole(value: Any) -> int:
@@ -142,22 +148,28 @@ class EnvSpec(NamedTuple):
         name: Name in messages, tables and file names.
         obs: Shapes and dtypes of one observation, a pytree of ``jax.ShapeDtypeStruct``.
         action: Action space; with several agents, the space of each agent.
-        max_episode_steps: Time limit in steps, which `vectorize` enforces by truncation; None for no limit.
-        frame_stack: Number of images that `learning.frame_stack` stacks for the networks; 0 and 1 mean only the newest.
-        num_agents: Number of agents ``A``, an axis of every leaf of ``obs`` but `STATE`; None for one agent without
-            axis.
-        shared_reward: True if all agents get one team reward, also after an agent is out. Otherwise each agent gets its
-            reward, the team reward is their sum, and an agent's return stops when it is out.
-        own_sizes: Observation size and number of actions of each agent, where agents differ. Smaller observations are
-            padded with zeros and missing actions masked. Empty if all agents are alike.
-        obs_space: The environment's own observation space as plain data (`jaxrl_fast.spaces`), which its policies take;
-            None where it gives ``obs``.
-        action_space: The environment's own action space likewise, None where it takes actions of ``action``.
-        arguments: Options with which `jaxrl_fast.make_env` made the environment, as text; a resumed run needs the same.
-        goal_reward: ``(achieved, desired) -> reward`` of one step, of an environment whose observation has the entries
-            ``achieved_goal`` and ``desired_goal``; None without goals.
-        metrics: Kind of each of the environment's own metrics, by name: what an episode's number is, ``mean``, ``sum``
-            or ``max`` over its steps, or the ``last`` step's value.
+        max_episode_steps: Time limit in steps, which `vectorize` enforces by truncation; None for
+            no limit.
+        frame_stack: Number of images that `learning.frame_stack` stacks for the networks; 0 and 1
+            mean only the newest.
+        num_agents: Number of agents ``A``, an axis of every leaf of ``obs`` but `STATE`; None for
+            one agent without axis.
+        shared_reward: True if all agents get one team reward, also after an agent is out. Otherwise
+            each agent gets its reward, the team reward is their sum, and an agent's return stops
+            when it is out.
+        own_sizes: Observation size and number of actions of each agent, where agents differ.
+            Smaller observations are padded with zeros and missing actions masked. Empty if all
+            agents are alike.
+        obs_space: The environment's own observation space as plain data (`jaxrl_fast.spaces`),
+            which its policies take; None where it gives ``obs``.
+        action_space: The environment's own action space likewise, None where it takes actions of
+            ``action``.
+        arguments: Options with which `jaxrl_fast.make_env` made the environment, as text; a resumed
+            run needs the same.
+        goal_reward: ``(achieved, desired) -> reward`` of one step, of an environment whose
+            observation has the entries ``achieved_goal`` and ``desired_goal``; None without goals.
+        metrics: Kind of each of the environment's own metrics, by name: what an episode's number
+            is, ``mean``, ``sum`` or ``max`` over its steps, or the ``last`` step's value.
     """
 
     name: str
@@ -180,8 +192,10 @@ class Made(NamedTuple):
 
     Attributes:
         name: Name of the function.
-        arguments: All its arguments by name, defaults included; without functions that are defaults.
-        result: Its result. What differs from it was changed since, and the arguments do not make it again.
+        arguments: All its arguments by name, defaults included; without functions that are
+            defaults.
+        result: Its result. What differs from it was changed since, and the arguments do not make it
+            again.
     """
 
     name: str
@@ -209,10 +223,13 @@ class EpisodeTotals(NamedTuple):
     Attributes:
         returns: Undiscounted return, float32.
         length: Number of steps, int32.
-        success: Whether this step led to a success, bool; ``()`` if the environment does not report it.
-        agents: Return of each agent, ``[E, A]``, whose sum is ``returns``; ``()`` if agents have no separate rewards.
-        metrics: `envs.episode_metrics.MetricTotals` of the metrics in the spec; in results of evaluations, the metrics
-            of each episode by name, NaN without a value. ``()`` without metrics.
+        success: Whether this step led to a success, bool; ``()`` if the environment does not report
+            it.
+        agents: Return of each agent, ``[E, A]``, whose sum is ``returns``; ``()`` if agents have no
+            separate rewards.
+        metrics: `envs.episode_metrics.MetricTotals` of the metrics in the spec; in results of
+            evaluations, the metrics of each episode by name, NaN without a value. ``()`` without
+            metrics.
     """
 
     returns: jax.Array
@@ -226,15 +243,17 @@ class Timestep(NamedTuple):
     """Result of one environment step.
 
     Attributes:
-        obs: Observation that the policy acts on next; after an episode ends, the first of the next episode.
-        next_obs: Observation that follows the action, for bootstrapping; at an episode's end, its terminal observation.
+        obs: Observation that the policy acts on next; after an episode ends, the first of the next
+            episode.
+        next_obs: Observation that follows the action, for bootstrapping; at an episode's end, its
+            terminal observation.
         reward: Reward of this step; ``[A]`` if agents have separate rewards.
         terminated: The task ended, so no reward follows.
-        truncated: The episode was cut, for example by a time limit; bootstrap from ``next_obs``. Never true together
-            with ``terminated``.
+        truncated: The episode was cut, for example by a time limit; bootstrap from ``next_obs``.
+            Never true together with ``terminated``.
         episode: `EpisodeTotals`, filled by `vectorize`; a single environment leaves it empty.
-        metrics: This step's values of ``EnvSpec.metrics``, scalars by name, NaN for no value; ``()`` without metrics.
-            `vectorize` adds them up in ``episode``.
+        metrics: This step's values of ``EnvSpec.metrics``, scalars by name, NaN for no value;
+            ``()`` without metrics. `vectorize` adds them up in ``episode``.
     """
 
     obs: PyTree
@@ -250,9 +269,10 @@ class Extras(NamedTuple):
     """Data stored with a decision for the updates.
 
     Attributes:
-        decision: Arrays that the algorithm's exploration returns (`algorithm.Decide`), by name, such as ``log_prob``.
-        memory: Recurrent memory of the networks before this step, by part; of a rollout, before the steps where the
-            sequences of the updates begin.
+        decision: Arrays that the algorithm's exploration returns (`algorithm.Decide`), by name,
+            such as ``log_prob``.
+        memory: Recurrent memory of the networks before this step, by part; of a rollout, before the
+            steps where the sequences of the updates begin.
     """
 
     decision: dict[str, jax.Array]
@@ -290,7 +310,8 @@ class Products(NamedTuple):
         sequences: Whether matrix products have operands of a few sequences of several agents.
         largest: Multiply-adds of the largest product, forward; infinite if not computed.
         params: Number of parameters in all networks; infinite if not computed.
-        environments: Whether the program also steps environments, which add products of other sizes.
+        environments: Whether the program also steps environments, which add products of other
+            sizes.
     """
 
     sequences: bool = False
@@ -307,7 +328,8 @@ class Batches(NamedTuple):
 
     Attributes:
         data: Leaves ``[G, N, ...]``: ``N`` sequences in each of ``G`` logical shards.
-        indices: Sequences of each update, the same number from every shard, int32 ``[K, G, B / G]``.
+        indices: Sequences of each update, the same number from every shard, int32
+            ``[K, G, B / G]``.
         places: Positions of the sequences in prioritized replay, leaves ``[G, N]``; else ``()``.
     """
 
@@ -321,7 +343,8 @@ Log = Literal["tensorboard", "wandb", "none"]
 
 
 def action_shape(spec: EnvSpec) -> tuple[int, ...]:
-    """Return the shape of one environment step's action, with the agents' axis if there are several.
+    """Return the shape of one environment step's action, with the agents' axis if there are
+    several.
 
     Args:
         spec: Environment.
@@ -350,7 +373,8 @@ def reward_shape(spec: EnvSpec) -> tuple[int, ...]:
 
 
 def is_image(leaf: Any, *, axes: int = 0) -> bool:
-    """Return whether an array's shape and dtype are those for an image, uint8 ``[height, width, channels]``.
+    """Return whether an array's shape and dtype are those for an image, uint8
+    ``[height, width, channels]``.
 
     Args:
         leaf: Array or ``jax.ShapeDtypeStruct``.
@@ -365,7 +389,8 @@ def is_image(leaf: Any, *, axes: int = 0) -> bool:
 def on_every_device(tree: PyTree) -> PyTree:
     """Replicate arrays over all devices of the current device mesh.
 
-    Computations on the result are then not sharded. Without a mesh (`jax.sharding.use_abstract_mesh`) nothing changes.
+    Computations on the result are then not sharded. Without a mesh
+    (`jax.sharding.use_abstract_mesh`) nothing changes.
 
     Args:
         tree: Arrays.
@@ -385,7 +410,8 @@ NO_DEVICE = "JAX finds no such device here: write JAX_PLATFORMS=cpu, or install 
 
 
 def require_vectorized(env: Any, *algorithms: Any) -> None:
-    """Check that an environment was made for training and evaluation, and that algorithms are algorithms.
+    """Check that an environment was made for training and evaluation, and that algorithms are
+    algorithms.
 
     Args:
         env: Environment of a caller, which should be a `VecEnv` or a `HostEnv`.
@@ -404,7 +430,9 @@ def _not_an_algorithm(value: Any) -> ValueError:
     if isinstance(value, str):
         return ValueError(f"algorithm={value!r} is a name: write jaxrl_fast.{value}()")
     if name is not None:
-        return ValueError(f"algorithm={name} is a function: write {name}(), which makes the algorithm")
+        return ValueError(
+            f"algorithm={name} is a function: write {name}(), which makes the algorithm"
+        )
     return ValueError(f"algorithm is a {type(value).__name__}: write for example jaxrl_fast.ppo()")
 
 
@@ -414,7 +442,9 @@ def _not_vectorized(env: Any) -> ValueError:
     if isinstance(env, str):
         return ValueError(f"env={env!r} is a name: write jaxrl_fast.make_env({env!r}, num_envs=64)")
     if isinstance(getattr(env, "spec", None), EnvSpec):
-        return ValueError("env is a single environment: write jaxrl_fast.vectorize(env, num_envs=64)")
+        return ValueError(
+            "env is a single environment: write jaxrl_fast.vectorize(env, num_envs=64)"
+        )
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         return ValueError(
             "env is a vectorized environment of Gymnasium: give jaxrl_fast.make_env what makes a single one"
@@ -423,7 +453,8 @@ def _not_vectorized(env: Any) -> ValueError:
 
 
 def not_ours(env: Any) -> ValueError:
-    """Return the error for an environment, or a class or function that makes one, of another package.
+    """Return the error for an environment, or a class or function that makes one, of another
+    package.
 
     Args:
         env: Argument of a caller.
@@ -447,7 +478,9 @@ def require_key(key: Any) -> None:
     """
     dtype, shape = getattr(key, "dtype", None), np.shape(key)
     if (typed := dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)) and shape:
-        raise ValueError(f"key has the shape {list(shape)}: write one key, or map over several by jax.vmap")
+        raise ValueError(
+            f"key has the shape {list(shape)}: write one key, or map over several by jax.vmap"
+        )
     if not typed and (dtype, shape) != (np.uint32, (2,)):  # the older form of a key
         raise ValueError(f"key={key!r} is not a random key: write jax.random.key(0)")
 
@@ -461,7 +494,9 @@ def require_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError):  # JAX raises either
-        raise ValueError(f"JAX_PLATFORMS={jax.config.values['jax_platforms'] or ''}: {NO_DEVICE}") from None
+        raise ValueError(
+            f"JAX_PLATFORMS={jax.config.values['jax_platforms'] or ''}: {NO_DEVICE}"
+        ) from None
 
 
 def require_32_bits() -> None:
@@ -477,10 +512,11 @@ def require_32_bits() -> None:
 def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
     """Map a function over the two leading axes of a pytree.
 
-    Equals two nested `jax.vmap`, but maps one axis of size ``E * R``: XLA compiles random draws over two axes of static
-    sizes two to three times as long on a CPU, and draws are half of the code compiled for PPO on CartPole (JAX 0.10.2).
-    ``E`` is the major part of the joint axis, so arrays sharded along ``E`` stay on their devices. One row uses two
-    nested `jax.vmap`, because the joint axis made a TPU copy SAC's replay buffer in every tick.
+    Equals two nested `jax.vmap`, but maps one axis of size ``E * R``: XLA compiles random draws
+    over two axes of static sizes two to three times as long on a CPU, and draws are half of the
+    code compiled for PPO on CartPole (JAX 0.10.2). ``E`` is the major part of the joint axis, so
+    arrays sharded along ``E`` stay on their devices. One row uses two nested `jax.vmap`, because
+    the joint axis made a TPU copy SAC's replay buffer in every tick.
 
     Args:
         function: Function of one element.
@@ -490,7 +526,11 @@ def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
         Results with leaves ``[R, E, ...]``.
     """
     rows, columns = jax.tree.leaves(tree)[0].shape[:2]
-    return jax.vmap(jax.vmap(function))(tree) if rows == 1 else _over_joint_axis(function, tree, rows, columns)
+    return (
+        jax.vmap(jax.vmap(function))(tree)
+        if rows == 1
+        else _over_joint_axis(function, tree, rows, columns)
+    )
 
 
 def _over_joint_axis(function: Callable[..., Any], tree: PyTree, rows: int, columns: int) -> PyTree:
@@ -529,6 +569,8 @@ def select(mask: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
         b = jnp.asarray(b)
-        return jnp.where(mask.reshape(mask.shape + (1,) * (b.ndim - mask.ndim)), jnp.asarray(a, b.dtype), b)
+        return jnp.where(
+            mask.reshape(mask.shape + (1,) * (b.ndim - mask.ndim)), jnp.asarray(a, b.dtype), b
+        )
 
     return jax.tree.map(choose, on_true, on_false)

@@ -17,7 +17,9 @@ KEYS = {
     "port": Key(int, 8321, 0, "port of the page on http://127.0.0.1; 0 selects a free one", 65_535),
 }
 HELP = cli.help_of(
-    "dashboard", KEYS, "Only this machine can open the page, which changes nothing. Ctrl-C ends the command."
+    "dashboard",
+    KEYS,
+    "Only this machine can open the page, which changes nothing. Ctrl-C ends the command.",
 )
 ADDRESS = "127.0.0.1"
 CLOSE_S = 1
@@ -46,14 +48,25 @@ def show_runs(words: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
-        raise ImportError("the dashboard needs two packages: pip install 'jaxrl_fast[dashboard]'") from None
+        raise ImportError(
+            "the dashboard needs two packages: pip install 'jaxrl_fast[dashboard]'"
+        ) from None
     listener = listen(port)
     port = listener.getsockname()[1]
     app = make_app(FoundRuns(folder), port)
-    plain: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "loop": "asyncio", "server_header": False}
+    plain: dict[str, Any] = {
+        "http": "h11",
+        "ws": "none",
+        "lifespan": "off",
+        "loop": "asyncio",
+        "server_header": False,
+    }
     config = uvicorn.Config(app, **plain, log_level="critical", timeout_graceful_shutdown=CLOSE_S)
     missing = "" if folder.is_dir() else ", which does not exist yet"
-    print(f"http://{ADDRESS}:{port}/  shows the runs below {folder}{missing}; Ctrl-C ends it", flush=True)
+    print(
+        f"http://{ADDRESS}:{port}/  shows the runs below {folder}{missing}; Ctrl-C ends it",
+        flush=True,
+    )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
     return 0
@@ -76,9 +89,13 @@ def read_words(words: Sequence[str]) -> tuple[Path, int]:
         raise ConfigError(f"unknown word '{others[0]}': write runs=<folder> or port=<number>")
     folder = Path(given["runs"])
     if is_run(folder):
-        raise ConfigError(f"runs={folder} is a run: write the folder that contains it, runs={folder.parent}")
+        raise ConfigError(
+            f"runs={folder} is a run: write the folder that contains it, runs={folder.parent}"
+        )
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"runs={folder} is not a folder: write a folder that contains runs, such as runs=runs")
+        raise ConfigError(
+            f"runs={folder} is not a folder: write a folder that contains runs, such as runs=runs"
+        )
     return folder, given["port"]
 
 
@@ -102,7 +119,11 @@ def listen(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
+        why = (
+            "is in use"
+            if error.errno == errno.EADDRINUSE
+            else f"is not available ({error.strerror})"
+        )
         raise ConfigError(f"port={port} {why}: write another, or port=0 for a free one") from None
     return listener
 

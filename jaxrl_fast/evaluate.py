@@ -19,8 +19,16 @@ from jaxrl_fast.training.progress import share
 
 KEYS = {
     "episodes": Key(int, 100, 1, "number of episodes, each with a new initial state", MAX_SIZE),
-    "seed": Key(int, 0, 0, "seed of the episodes; their PRNG keys differ from the keys of training", MAX_SEED),
-    "sample": Key(bool, False, text="draw actions from the policy's distribution, not the most probable ones"),
+    "seed": Key(
+        int,
+        0,
+        0,
+        "seed of the episodes; their PRNG keys differ from the keys of training",
+        MAX_SEED,
+    ),
+    "sample": Key(
+        bool, False, text="draw actions from the policy's distribution, not the most probable ones"
+    ),
 }
 HELP = cli.help_of("evaluate RUN", KEYS, cli.OF_RUN)
 
@@ -45,9 +53,15 @@ def evaluate_run(words: Sequence[str]) -> int:
     totals = jax.device_get(played)
     returns = totals.returns
     low, high = bootstrap_interval(returns)
-    print(f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {given['seed']}")
-    print(f"return  {returns.mean():.1f} ± {returns.std():.1f}  (95 % of the mean [{low:.1f}, {high:.1f}])")
-    print(f"        least {returns.min():.1f}, median {np.median(returns):.1f}, most {returns.max():.1f}")
+    print(
+        f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {given['seed']}"
+    )
+    print(
+        f"return  {returns.mean():.1f} ± {returns.std():.1f}  (95 % of the mean [{low:.1f}, {high:.1f}])"
+    )
+    print(
+        f"        least {returns.min():.1f}, median {np.median(returns):.1f}, most {returns.max():.1f}"
+    )
     print(f"length  {totals.length.mean():.0f} steps on average")
     if not isinstance(totals.success, tuple):
         print(f"success {share(np.mean(totals.success))} of the episodes")

@@ -21,7 +21,8 @@ from jaxrl_fast.training.evaluator_process import read_ahead, serve, take_what_i
 
 
 def evaluate_for(folder: Path) -> None:
-    """Evaluate the parameters that training sends, in environments made from the run's ``config.yaml``.
+    """Evaluate the parameters that training sends, in environments made from the run's
+    ``config.yaml``.
 
     Args:
         folder: Folder of the run.
@@ -42,7 +43,9 @@ def evaluate_for(folder: Path) -> None:
     ahead = None if isinstance(env, HostEnv) else stacked
     own = ("evaluation", run.eval.episodes, run.eval.sample, run.num_seeds)
     store = None if keeper is None else store_of(keeper, flat_settings(run), own)
-    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval, ahead=ahead, store=store)
+    evaluation = make_periodic_evaluation(
+        env, algorithm, agent, keys, run.eval, ahead=ahead, store=store
+    )
     serve(evaluation.evaluate, stacked, requests, answers)
 
 

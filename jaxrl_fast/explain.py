@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.explain env=halfcheetah``: show a run's fragments, their devices, and XLA's figures."""
+"""``python -m jaxrl_fast.explain env=halfcheetah``: show a run's fragments, their devices, and
+XLA's figures.
+"""
 
 import dataclasses
 import json
@@ -111,7 +113,9 @@ def explain_settings(words: Sequence[str]) -> int:
                 f"{' '.join(words)}: write one folder, or config={folders[0]}/config.yaml with other words"
             )
         if not (folders[0] / "config.yaml").exists():
-            raise ConfigError(f"{folders[0]} contains no run: write the path of a run's folder, such as runs/latest")
+            raise ConfigError(
+                f"{folders[0]} contains no run: write the path of a run's folder, such as runs/latest"
+            )
         rows = settings_table(read_run(folders[0]))
     else:
         rows = rows_of(run_config.compose(words))
@@ -137,11 +141,20 @@ def rows_of(run: Run) -> list[list[str]]:
     origins = dict.fromkeys(values, f"env={run.env}") | run.sources
     values |= {name: getattr(run, name) for name, key in run_keys().items() if "." not in name}
     values |= run_config.flat_settings(run)
-    values |= {name: AUTO for name, auto in (("num_envs", run.auto_width), ("overlap", run.auto_overlap)) if auto}
+    values |= {
+        name: AUTO
+        for name, auto in (("num_envs", run.auto_width), ("overlap", run.auto_overlap))
+        if auto
+    }
     later = dict.fromkeys(run_config.chosen_later(run), f"{run_config.CHOSEN}the environment")
     values, origins = values | dict.fromkeys(later, AUTO), origins | later
-    names = sorted(values, key=lambda name: (name not in GROUPS, name.partition(".")[0] if "." in name else "", name))
-    origins |= {} if run.tuned_file or "tuned" in run.sources else {"tuned": "no file for env and algo"}
+    names = sorted(
+        values,
+        key=lambda name: (name not in GROUPS, name.partition(".")[0] if "." in name else "", name),
+    )
+    origins |= (
+        {} if run.tuned_file or "tuned" in run.sources else {"tuned": "no file for env and algo"}
+    )
     rows = [[name, written(values[name]), origins.get(name, "default")] for name in names]
     return [[name.replace("env.options.", "+env."), *others] for name, *others in rows]
 
@@ -174,18 +187,24 @@ def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
     found = compile_for(run, machine, dump)
     shapes = trace_shapes(found.graph, found.state, run_shapes(found.compiled), run.num_seeds)
     placed, ticks = (found.graph, found.placed, found.state), found.ticks_per_chunk
-    description = describe(*placed, run.num_seeds, shapes=shapes, run=found.compiled, ticks_per_chunk=ticks)
+    description = describe(
+        *placed, run.num_seeds, shapes=shapes, run=found.compiled, ticks_per_chunk=ticks
+    )
     tables = (fragment_table(description), channel_table(description), launch_table(found.costs))
     for table in (*tables, band_table(found.costs, found.rounds, machine)):
         new_console().print(table)
     print("\n".join(["", *cost_lines(found), f"compiled in {found.compile_s:.0f} s"]))
     costs = cost_facts(found.costs, found.rounds, machine)
     costs |= {"room": plain(found.room), "compile_s": found.compile_s}
-    write_files(folder, title, description, {"run": facts_of(run, found.placed.name), "target": costs})
+    write_files(
+        folder, title, description, {"run": facts_of(run, found.placed.name), "target": costs}
+    )
     return 0
 
 
-def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measured_in: Path | None = None) -> int:
+def explain_on(
+    env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measured_in: Path | None = None
+) -> int:
     """Explain a run whose environments are made.
 
     Args:
@@ -211,7 +230,9 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measu
     if measured_in is not None:
         rounds = rounds_of(job.graph, job.agent, job.plan.steps_per_tick)
         warmup = job.agent.warmup_ticks
-        everything["target"] = compare_here(ready, job.placement, rounds, measured_in, warmup_ticks=warmup)
+        everything["target"] = compare_here(
+            ready, job.placement, rounds, measured_in, warmup_ticks=warmup
+        )
     write_files(folder, title, description, everything)
     return 0
 
@@ -228,7 +249,9 @@ def write_files(folder: Path, title: str, description: Description, facts: dict[
     everything = {"source": f"{MARK}.explain", **facts, **plain(description)}
     (folder / "graph.svg").write_text(to_svg(description, title), encoding="utf-8")
     (folder / "graph.mmd").write_text(to_mermaid(description, title), encoding="utf-8")
-    (folder / "graph.json").write_text(json.dumps(everything, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / "graph.json").write_text(
+        json.dumps(everything, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     print(f"written: {', '.join(str(folder / name) for name in FILES)}")
 
 
@@ -272,12 +295,15 @@ def open_folder(folder: Path) -> None:
         folder: Folder to write.
 
     Raises:
-        ConfigError: The folder is not writable, or contains files of these names from another source.
+        ConfigError: The folder is not writable, or contains files of these names from another
+            source.
     """
     make_folder(folder)
     for path in (folder / name for name in FILES):
         if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:1000]:
-            raise ConfigError(f"{path} was not written by this command: move it, or write another out=...")
+            raise ConfigError(
+                f"{path} was not written by this command: move it, or write another out=..."
+            )
 
 
 def look_at(run: Run, job: Job) -> tuple[Ready, Description, dict[str, Any]]:
@@ -303,7 +329,9 @@ def look_at(run: Run, job: Job) -> tuple[Ready, Description, dict[str, Any]]:
     facts = facts_of(run, run.placement, devices=run.devices, ticks_per_chunk=ticks)
     facts |= {"compile_s": compile_s, "programs_from_disk": from_disk}
     placed = job.graph, job.placement, state
-    description = describe(*placed, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks)
+    description = describe(
+        *placed, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks
+    )
     return Ready(lambda: init(keys, hyper), compiled, ticks, compile_s), description, facts
 
 

@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.export runs/latest``: write the policy of a run as files that do not need jaxrl_fast."""
+"""``python -m jaxrl_fast.export runs/latest``: write the policy of a run as files that do not need
+jaxrl_fast.
+"""
 
 import json
 import sys
@@ -13,7 +15,14 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of
 from jaxrl_fast.commands import cli
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.learning.algorithm import Algorithm
-from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, export_policy, has_onnx, signature
+from jaxrl_fast.policy.exporting import (
+    FORMATS,
+    NUM_OBSERVATIONS,
+    describe,
+    export_policy,
+    has_onnx,
+    signature,
+)
 from jaxrl_fast.policy.policies import best_of_sweep, load_policy
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import ConfigError, Key
@@ -48,7 +57,8 @@ def export_run(words: Sequence[str]) -> int:
     """
     folder, formats, number, own = read_words(words)
     setup()
-    # An accelerator may round its products more coarsely than the check allows, and may be busy training.
+    # An accelerator may round its products more coarsely than the check allows, and may be busy
+    # training.
     jax.config.update("jax_platforms", "cpu")
     policy = load_policy(folder, algorithm=own)
     if number is not None:
@@ -61,7 +71,9 @@ def export_run(words: Sequence[str]) -> int:
             print(f"{key:<12} {about[key]}")
     for name in formats or (FORMATS if has_onnx() else ["jax"]):
         path, difference = export_policy(policy, folder, name)
-        print(f"{path.name:<12} {path.stat().st_size / 1000:.1f} kB; {NUM_OBSERVATIONS:,} observations: {difference}")
+        print(
+            f"{path.name:<12} {path.stat().st_size / 1000:.1f} kB; {NUM_OBSERVATIONS:,} observations: {difference}"
+        )
         print("\n".join(f"  {line}" for line in FORMATS[name].usage(signature(policy), path)))
     if not formats and not has_onnx():
         print("policy.onnx  not written: pip install onnx onnxruntime, then export again")
@@ -75,23 +87,28 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Facto
         words: Words of the command line.
 
     Returns:
-        Folder of the policy, formats (empty for the default), number of an agent or None, and the factory of
-        a user's algorithm or network, or None.
+        Folder of the policy, formats (empty for the default), number of an agent or None, and the
+        factory of a user's algorithm or network, or None.
 
     Raises:
-        ConfigError: No folder or several, a folder without a policy, an unknown key or format, or an invalid agent.
+        ConfigError: No folder or several, a folder without a policy, an unknown key or format, or
+            an invalid agent.
         ImportError: A package that a format needs is missing.
     """
     run, given = cli.read_words(words, "export", KEYS, settings=())
     formats = [] if given["formats"] is None else list(dict.fromkeys(given["formats"].split(",")))
     if unknown := [name for name in formats if name not in FORMATS]:
-        raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is not one of {', '.join(FORMATS)}")
+        raise ConfigError(
+            f"formats={given['formats']}: '{unknown[0]}' is not one of {', '.join(FORMATS)}"
+        )
     folder = run if (run / "policy.json").exists() else run / "policy"
     if not (folder / "policy.json").exists():
         how = best_of_sweep(run) or "write the path of a run's folder, such as runs/latest"
         raise ConfigError(f"{run} contains no policy: {how}")
     if "onnx" in formats and not has_onnx():
-        raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
+        raise ImportError(
+            "formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax"
+        )
     return folder, formats, given["agent"], own_factory(folder, given)
 
 
@@ -109,7 +126,9 @@ def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
     own = {name: path for name, path in zip(CODE[1:], parts, strict=True) if path is not None}
     if make is None and not own:
         return None
-    name = make or json.loads((folder / "policy.json").read_text(encoding="utf-8"))["made_by"]["algo"]
+    name = (
+        make or json.loads((folder / "policy.json").read_text(encoding="utf-8"))["made_by"]["algo"]
+    )
     factory = factory_of(name) if make else ALGORITHMS[name]
     return partial(factory, **own)
 

@@ -1,9 +1,10 @@
 """Traced programs (jaxprs), read in the same way in every supported version of JAX.
 
-JAX documents an equation's primitive, inputs, outputs and parameters, but neither the names of the parameters nor their
-types: JAX 0.10 stores a called program as an open or a closed jaxpr, by primitive, and counts a loop's constants and
-carry; JAX 0.11 has one class for both and no such counts. This module is the only reader of such parameters, so that
-another version of JAX is supported here or nowhere. ``tests/test_jaxprs.py`` runs each case.
+JAX documents an equation's primitive, inputs, outputs and parameters, but neither the names of the
+parameters nor their types: JAX 0.10 stores a called program as an open or a closed jaxpr, by
+primitive, and counts a loop's constants and carry; JAX 0.11 has one class for both and no such
+counts. This module is the only reader of such parameters, so that another version of JAX is
+supported here or nowhere. ``tests/test_jaxprs.py`` runs each case.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,20 @@ import numpy as np
 from jax.extend.core import Literal
 
 CALLS = frozenset(
-    ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
+    (
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "remat2",
+        "checkpoint",
+    )
 )
-"""Primitives that compute what the one program among their parameters computes, from the same inputs."""
+"""Primitives that compute what the one program among their parameters computes, from the same
+inputs.
+"""
 
 
 class TracedProgram(NamedTuple):
@@ -57,7 +69,8 @@ def program_of(traced: Any) -> TracedProgram:
 
 
 def called_program(eqn: Any) -> TracedProgram | None:
-    """Return the program that an equation only calls: a jitted function, one with a custom derivative.
+    """Return the program that an equation only calls: a jitted function, one with a custom
+    derivative.
 
     Args:
         eqn: Equation.
@@ -95,14 +108,17 @@ def platform_of_cpu(eqn: Any) -> np.ndarray | None:
     if eqn.primitive.name != "platform_index":
         return None
     platforms = eqn.params["platforms"]
-    return np.array(next(i for i, names in enumerate(platforms) if names is None or "cpu" in names), np.int32)
+    return np.array(
+        next(i for i, names in enumerate(platforms) if names is None or "cpu" in names), np.int32
+    )
 
 
 def single_step(eqn: Any) -> TracedProgram | None:
     """Return the body of a loop that runs once, as a memory does where one observation is given.
 
-    The body takes the loop's inputs in the same order. Of an input that has a value for each step, the body gets one
-    value without the axis of steps, and so for results: the number of axes distinguishes them.
+    The body takes the loop's inputs in the same order. Of an input that has a value for each step,
+    the body gets one value without the axis of steps, and so for results: the number of axes
+    distinguishes them.
 
     Args:
         eqn: Equation.

@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.render runs/latest``: draw greedy episodes of a run's policy as GIF or MP4."""
+"""``python -m jaxrl_fast.render runs/latest``: draw greedy episodes of a run's policy as GIF or
+MP4.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,17 +25,33 @@ from jaxrl_fast.views.viewer import write_policy_html
 
 KEYS = {
     "out": Key(
-        str, None, text="RUN/policy.gif, another .gif, .mp4 (pip install 'jaxrl_fast[video]') or, of brax, .html"
+        str,
+        None,
+        text="RUN/policy.gif, another .gif, .mp4 (pip install 'jaxrl_fast[video]') or, of brax, .html",
     ),
     "policy": Key(Literal["newest", "best"], "newest", text="which of the run"),
     "episodes": Key(int, 1, 1, "number of episodes, one after another", 100),
-    "seed": Key(int, 0, 0, "seed of the first episode; the next ones have the following numbers", MAX_SEED),
+    "seed": Key(
+        int, 0, 0, "seed of the first episode; the next ones have the following numbers", MAX_SEED
+    ),
     "seconds": Key(int, 20, 1, "longest duration of an episode, in the environment's time", 3600),
-    "fps": Key(int, 25, 1, "most pictures per second; steps between two pictures are not drawn", 50),
-    "width": Key(int, 480, 16, "largest width of pictures in pixels; small ones are enlarged by a whole factor", 4096),
+    "fps": Key(
+        int, 25, 1, "most pictures per second; steps between two pictures are not drawn", 50
+    ),
+    "width": Key(
+        int,
+        480,
+        16,
+        "largest width of pictures in pixels; small ones are enlarged by a whole factor",
+        4096,
+    ),
 }
 HELP = cli.help_of("render RUN", KEYS, cli.OF_RUN)
-ENDS = {"terminated": "ended by the environment", "truncated": "ended by the time limit", "cut": "cut here"}
+ENDS = {
+    "terminated": "ended by the environment",
+    "truncated": "ended by the time limit",
+    "cut": "cut here",
+}
 PAUSE_S = 1.0
 """Duration of an episode's last picture in seconds."""
 
@@ -67,7 +85,9 @@ def render_run(words: Sequence[str]) -> int:
         print(f"{folder}: {policy.spec.name}, {policy.made_by['algo']}, {which} policy", flush=True)
         every = max(1, round(1 / (given["fps"] * subject.step_s)))
         picture_s = every * subject.step_s
-        content, sizes = encode(pictures_of(subject, policy, given, every, picture_s), out.suffix, picture_s)
+        content, sizes = encode(
+            pictures_of(subject, policy, given, every, picture_s), out.suffix, picture_s
+        )
     replace_file(out, content)
     if given["out"] is None and (folder / REPORT_FILE).is_file():
         write_report(folder)  # which shows the picture
@@ -95,11 +115,16 @@ def pictures_of(
     for episode in range(given["episodes"]):
         seed = (given["seed"] + episode) % (MAX_SEED + 1)
         shot: Shot | None = None
-        for shot in subject.shoot(policy, seed=seed, max_steps=max_steps, every=every, width=given["width"]):
+        for shot in subject.shoot(
+            policy, seed=seed, max_steps=max_steps, every=every, width=given["width"]
+        ):
             yield shot.picture
         assert shot is not None
         yield from [shot.picture] * round(PAUSE_S / picture_s)
-        print(f"seed {seed}: {shot.steps:,} steps, return {shot.returned:.1f}, {ENDS[shot.end]}", flush=True)
+        print(
+            f"seed {seed}: {shot.steps:,} steps, return {shot.returned:.1f}, {ENDS[shot.end]}",
+            flush=True,
+        )
 
 
 def write_page(run: Run, policy: Policy, folder: Path, out: Path, seed: int) -> None:
@@ -117,7 +142,9 @@ def write_page(run: Run, policy: Policy, folder: Path, out: Path, seed: int) -> 
     """
     env = None if envs.is_host(run.env) else envs.make_to_draw(run.env, **run.env_options)
     if not isinstance(env, Env) or env.bodies is None:
-        raise ConfigError(f"out={out}: pages are for environments with bodies, such as brax's: write out=....gif")
+        raise ConfigError(
+            f"out={out}: pages are for environments with bodies, such as brax's: write out=....gif"
+        )
     check_spaces(policy, env.spec, folder)
     write_policy_html(policy, env, out, seed=seed)
     print(f"{out}: seed {seed}, {out.stat().st_size / 1000:,.0f} kB, opens in any browser")

@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.report runs/a runs/b``: show runs on a self-contained page, or as a figure."""
+"""``python -m jaxrl_fast.report runs/a runs/b``: show runs on a self-contained page, or as a
+figure.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +9,13 @@ from pathlib import Path
 from jaxrl_fast.commands import cli
 from jaxrl_fast.settings.schema import ConfigError, Key
 from jaxrl_fast.training.run_folder import is_run, read_run
-from jaxrl_fast.views.report_page import REPORT_FILE, joined_members, page_of, page_of_joined, write_report
+from jaxrl_fast.views.report_page import (
+    REPORT_FILE,
+    joined_members,
+    page_of,
+    page_of_joined,
+    write_report,
+)
 
 FIGURES = (".pdf", ".svg", ".png")
 
@@ -35,7 +43,9 @@ def report_on(words: Sequence[str]) -> int:
     try:
         write(folders, path)
     except OSError as error:
-        raise ConfigError(f"cannot write {path} ({error.strerror}): write another out=...") from None
+        raise ConfigError(
+            f"cannot write {path} ({error.strerror}): write another out=..."
+        ) from None
     print(path)
     return 0
 
@@ -56,7 +66,9 @@ def write(folders: Sequence[Path], path: Path) -> None:
     else:
         views = [read_run(folder) for folder in folders]
         joined = joined_members(views)
-        path.write_text(page_of(views) if joined is None else page_of_joined(views, joined), "utf-8")
+        path.write_text(
+            page_of(views) if joined is None else page_of_joined(views, joined), "utf-8"
+        )
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
@@ -69,7 +81,8 @@ def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
         Folders of the runs, and the requested file or None.
 
     Raises:
-        ConfigError: No folder, a folder without a run, a repeated run, an unknown key, or an unsupported suffix.
+        ConfigError: No folder, a folder without a run, a repeated run, an unknown key, or an
+            unsupported suffix.
     """
     folders, given = cli.split_words(words, "report", {"out": Key(str, None)})
     out = None if given["out"] is None else Path(given["out"])
@@ -79,7 +92,9 @@ def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
         raise ConfigError("write the path of a run's folder, such as runs/latest")
     for folder in folders:
         if not is_run(folder):
-            raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
+            raise ConfigError(
+                f"{folder} contains no run: write the path of a run's folder, such as runs/latest"
+            )
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError("two of these folders are the same run: write each once")
     return folders, out

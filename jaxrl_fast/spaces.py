@@ -1,8 +1,9 @@
-"""An environment's own observation and action spaces as plain data, and their conversion to the arrays of training.
+"""An environment's own observation and action spaces as plain data, and their conversion to the
+arrays of training.
 
-A space is a dictionary that JSON can hold: ``{"kind": "Discrete", "n": 3, "start": -1}``, or ``{"kind": "Dict",
-"spaces": {...}}``. Observations are encoded and actions decoded with NumPy or with JAX (``xp``), over any leading batch
-axes. The pool's workers import this module: no JAX.
+A space is a dictionary that JSON can hold: ``{"kind": "Discrete", "n": 3, "start": -1}``, or
+``{"kind": "Dict", "spaces": {...}}``. Observations are encoded and actions decoded with NumPy or
+with JAX (``xp``), over any leading batch axes. The pool's workers import this module: no JAX.
 """
 
 import math
@@ -12,13 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Space = dict[str, Any]
-"""A space as plain data. Its ``kind`` is one of Gymnasium's, or Agents: one space for each agent, by name. An ``array``
-is the dtype in training.
+"""A space as plain data. Its ``kind`` is one of Gymnasium's, or Agents: one space for each agent,
+by name. An ``array`` is the dtype in training.
 """
 MASK = "action_mask"
 CONTAINERS = ("Dict", "Tuple", "Agents")
 KINDS = {"Box": "iufb", "Discrete": "iu", "MultiDiscrete": "iu", "MultiBinary": "iub"}
-"""Kind of a part -> kinds of dtypes that its values may have; a Box of integers takes no real numbers."""
+"""Kind of a part -> kinds of dtypes that its values may have; a Box of integers takes no real
+numbers.
+"""
 
 
 class SpacePart(NamedTuple):
@@ -34,7 +37,9 @@ class SpacePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the path in one word, such as ``camera.front``; "" for an observation of one array."""
+        """Return the path in one word, such as ``camera.front``; "" for an observation of one
+        array.
+        """
         return ".".join(map(str, self.path))
 
 
@@ -92,7 +97,11 @@ def sizes_of(space: Space) -> list[int]:
     """
     if space["kind"] == "Discrete":
         return [space["n"]]
-    return [2] * math.prod(space["shape"]) if space["kind"] == "MultiBinary" else np.ravel(space["nvec"]).tolist()
+    return (
+        [2] * math.prod(space["shape"])
+        if space["kind"] == "MultiBinary"
+        else np.ravel(space["nvec"]).tolist()
+    )
 
 
 def array_of(space: Space) -> tuple[tuple[int, ...], np.dtype]:
@@ -107,7 +116,9 @@ def array_of(space: Space) -> tuple[tuple[int, ...], np.dtype]:
     dtype = np.dtype(space.get("array", "float32"))
     if space["kind"] in ("Discrete", "MultiDiscrete"):
         return (sum(sizes_of(space)),), dtype
-    return (tuple(space["shape"]) if space["kind"] == "Box" else (math.prod(space["shape"]),)), dtype
+    return (
+        tuple(space["shape"]) if space["kind"] == "Box" else (math.prod(space["shape"]),)
+    ), dtype
 
 
 def text_of(space: Space) -> str:
@@ -140,7 +151,9 @@ def text_of_value(value: Any) -> str:
     """
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {text_of_value(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, tuple) or (isinstance(value, list) and any(isinstance(one, Mapping) for one in value)):
+    if isinstance(value, tuple) or (
+        isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
+    ):
         return "(" + ", ".join(map(text_of_value, value)) + ")"
     try:
         value = value if hasattr(value, "dtype") else np.asarray(value)
@@ -150,7 +163,8 @@ def text_of_value(value: Any) -> str:
 
 
 Read = Callable[[Any], Any]
-"""``(obs) -> array``: takes a part out of an observation, by its names, or raises a ``ValueError``."""
+"""``(obs) -> array``: takes a part out of an observation, by its names, or raises a ``ValueError``.
+"""
 
 
 def reader(part: SpacePart) -> Read:
@@ -160,8 +174,8 @@ def reader(part: SpacePart) -> Read:
         part: SpacePart.
 
     Returns:
-        The function. Observations are as the environment gives them, with any leading batch axes; NumPy, JAX or plain
-        Python. The array has a dtype that JAX does not change.
+        The function. Observations are as the environment gives them, with any leading batch axes;
+        NumPy, JAX or plain Python. The array has a dtype that JAX does not change.
     """
     space, shape, path = part.space, own_shape(part.space), part.path
     what, axes = f"'{part.name}'" if path else "it", len(shape)
@@ -178,12 +192,18 @@ def reader(part: SpacePart) -> Read:
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"it has no '{part.name}'") from error
         array = value if hasattr(value, "dtype") and hasattr(value, "shape") else np.asarray(value)
-        fits = array.shape == shape or (len(array.shape) > axes and array.shape[len(array.shape) - axes :] == shape)
+        fits = array.shape == shape or (
+            len(array.shape) > axes and array.shape[len(array.shape) - axes :] == shape
+        )
         if not fits or kind_of(array.dtype) not in kinds:
             raise ValueError(f"{what} is {array.dtype}{list(array.shape)}, not {text_of(space)}")
         if not isinstance(array, np.ndarray | np.generic):
             return array
-        if limits is not None and (discrete or array.dtype != narrow) and not np.all(_within(array, *limits)):
+        if (
+            limits is not None
+            and (discrete or array.dtype != narrow)
+            and not np.all(_within(array, *limits))
+        ):
             raise ValueError(f"{what} is outside of {text_of(space)}")
         return array if array.dtype in (narrow, np.bool_) else np.asarray(array, narrow)
 
@@ -207,9 +227,14 @@ def lead_of(parts: Sequence[SpacePart], values: Sequence[Any]) -> tuple[int, ...
     Raises:
         ValueError: The parts differ in them.
     """
-    leads = [x.shape[: len(x.shape) - len(own_shape(part.space))] for part, x in zip(parts, values, strict=True)]
+    leads = [
+        x.shape[: len(x.shape) - len(own_shape(part.space))]
+        for part, x in zip(parts, values, strict=True)
+    ]
     if leads.count(leads[0]) < len(leads):
-        raise ValueError(f"its parts differ in their batch axes: {' and '.join(str(list(one)) for one in leads)}")
+        raise ValueError(
+            f"its parts differ in their batch axes: {' and '.join(str(list(one)) for one in leads)}"
+        )
     return leads[0]
 
 
@@ -237,7 +262,9 @@ def range_of(space: Space) -> tuple[Any, Any] | None:
     """
     if space["kind"] in ("Discrete", "MultiDiscrete"):
         start = np.asarray(space["start"])
-        return start, start + np.asarray(space["nvec"] if space["kind"] == "MultiDiscrete" else space["n"]) - 1
+        return start, start + np.asarray(
+            space["nvec"] if space["kind"] == "MultiDiscrete" else space["n"]
+        ) - 1
     dtype = array_of(space)[1]
     return (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else None
 
@@ -251,10 +278,14 @@ def encode(space: Space, values: Mapping[tuple, Any], xp: Any) -> Any:
         xp: ``numpy`` or ``jax.numpy``.
 
     Returns:
-        One array, or arrays by name for a Dict or Tuple; parts without a value are missing. Parts of an ``action_mask``
-        are joined.
+        One array, or arrays by name for a Dict or Tuple; parts without a value are missing. Parts
+        of an ``action_mask`` are joined.
     """
-    arrays = {part.name: _encode(part.space, values[part.path], xp) for part in parts_of(space) if part.path in values}
+    arrays = {
+        part.name: _encode(part.space, values[part.path], xp)
+        for part in parts_of(space)
+        if part.path in values
+    }
     if space["kind"] not in CONTAINERS:
         return arrays[""]
     masks = [name for name in arrays if name.startswith(f"{MASK}.")]
@@ -273,11 +304,17 @@ def _encode(space: Space, x: Any, xp: Any) -> Any:
     if space["kind"] == "MultiBinary":
         return x.astype(dtype)
     sizes, starts = sizes_of(space), np.ravel(space["start"])
-    own = np.repeat(np.eye(len(sizes), dtype=np.int32), sizes, axis=1)  # [D, sum(sizes)]: the columns of each part
-    values = np.concatenate([np.arange(size) + start for size, start in zip(sizes, starts, strict=True)])
+    own = np.repeat(
+        np.eye(len(sizes), dtype=np.int32), sizes, axis=1
+    )  # [D, sum(sizes)]: the columns of each part
+    values = np.concatenate(
+        [np.arange(size) + start for size, start in zip(sizes, starts, strict=True)]
+    )
     # Not by indexing, which is a gather where the batch is symbolic, as in an exported file.
     ones = (1,) * len(lead)
-    each = (x.reshape((*lead, len(sizes), 1)).astype(np.int32) * own.reshape((*ones, *own.shape))).sum(axis=-2)
+    each = (
+        x.reshape((*lead, len(sizes), 1)).astype(np.int32) * own.reshape((*ones, *own.shape))
+    ).sum(axis=-2)
     return (each == values.astype(np.int32).reshape((*ones, -1))).astype(dtype)
 
 
@@ -290,7 +327,8 @@ def encode_agents(
         space: Observation space of kind Agents.
         acts: Action space of kind Agents.
         shapes: Shape and dtype of each array of training, ``[A, ...]``.
-        values: Array of each part by path, which begins with the agent's name. Agents without any are out.
+        values: Array of each part by path, which begins with the agent's name. Agents without any
+            are out.
         xp: ``numpy`` or ``jax.numpy``.
 
     Returns:
@@ -306,12 +344,24 @@ def encode_agents(
         act = acts["spaces"][name]
         every = xp.ones((*lead, 0 if act["kind"] == "Box" else sum(sizes_of(act))), bool)
         rows = {MASK: seen.pop(MASK, every), "out": xp.full(lead, not inner)}
-        vectors = [x if len(seen) == 1 else x.reshape((*lead, -1)).astype(np.float32) for x in seen.values()]
-        rows |= {"obs": vectors[0] if len(vectors) == 1 else xp.concatenate(vectors, axis=-1)} if vectors else {}
+        vectors = [
+            x if len(seen) == 1 else x.reshape((*lead, -1)).astype(np.float32)
+            for x in seen.values()
+        ]
+        rows |= (
+            {"obs": vectors[0] if len(vectors) == 1 else xp.concatenate(vectors, axis=-1)}
+            if vectors
+            else {}
+        )
         for entry, each in arrays.items():
-            each.append(_padded(rows.get(entry), lead, shapes[entry].shape[1:], shapes[entry].dtype, xp))
+            each.append(
+                _padded(rows.get(entry), lead, shapes[entry].shape[1:], shapes[entry].dtype, xp)
+            )
     at = len(lead)
-    return {entry: xp.concatenate([xp.expand_dims(x, at) for x in each], axis=at) for entry, each in arrays.items()}
+    return {
+        entry: xp.concatenate([xp.expand_dims(x, at) for x in each], axis=at)
+        for entry, each in arrays.items()
+    }
 
 
 def _padded(x: Any, lead: tuple, shape: tuple, dtype: Any, xp: Any) -> Any:
@@ -328,8 +378,9 @@ def decode(space: Space, action: Any, xp: Any) -> Any:
 
     Args:
         space: Action space.
-        action: Actions of training: numbers from 0 of a Discrete space, ``[..., D]`` of MultiDiscrete and MultiBinary
-            spaces, ``[..., *shape]`` of a Box; with several agents ``[..., A, *one]``.
+        action: Actions of training: numbers from 0 of a Discrete space, ``[..., D]`` of
+            MultiDiscrete and MultiBinary spaces, ``[..., *shape]`` of a Box; with several agents
+            ``[..., A, *one]``.
         xp: ``numpy`` or ``jax.numpy``. NumPy gives the dtype of the space, JAX at most 32 bits.
 
     Returns:
@@ -338,8 +389,14 @@ def decode(space: Space, action: Any, xp: Any) -> Any:
     if space["kind"] == "Agents":
         axes = 1 + _action_axes(next(iter(space["spaces"].values())))
         each = xp.split(action, len(space["spaces"]), axis=action.ndim - axes)
-        own = [one.reshape((*one.shape[: one.ndim - axes], *one.shape[one.ndim - axes + 1 :])) for one in each]
-        return {name: decode(one, x, xp) for (name, one), x in zip(space["spaces"].items(), own, strict=True)}
+        own = [
+            one.reshape((*one.shape[: one.ndim - axes], *one.shape[one.ndim - axes + 1 :]))
+            for one in each
+        ]
+        return {
+            name: decode(one, x, xp)
+            for (name, one), x in zip(space["spaces"].items(), own, strict=True)
+        }
     dtype = own_dtype(space)
     dtype = dtype if xp is np else np.dtype(f"{dtype.kind}{min(dtype.itemsize, 4)}")
     if space["kind"] == "Box":
@@ -347,7 +404,9 @@ def decode(space: Space, action: Any, xp: Any) -> Any:
     shape = own_shape(space)
     lead = action.shape if space["kind"] == "Discrete" else action.shape[:-1]
     starts = np.broadcast_to(np.asarray(space.get("start", 0), dtype), shape)
-    return action.reshape((*lead, *shape)).astype(dtype) + starts.reshape((*(1,) * len(lead), *shape))
+    return action.reshape((*lead, *shape)).astype(dtype) + starts.reshape(
+        (*(1,) * len(lead), *shape)
+    )
 
 
 def _action_axes(space: Space) -> int:
@@ -388,7 +447,11 @@ def build(space: Space, leaves: Mapping[tuple, Any], path: tuple[str | int, ...]
     inner = space["spaces"]
     if not isinstance(inner, Mapping):
         return tuple(build(one, leaves, (*path, i)) for i, one in enumerate(inner))
-    held = {key: one for key, one in inner.items() if any(p[: len(path) + 1] == (*path, key) for p in leaves)}
+    held = {
+        key: one
+        for key, one in inner.items()
+        if any(p[: len(path) + 1] == (*path, key) for p in leaves)
+    }
     return {key: build(one, leaves, (*path, key)) for key, one in held.items()}
 
 

@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.sweep env=cartpole sample.algo.learning_rate=log:1e-4:1e-2``: search or train a population."""
+"""``python -m jaxrl_fast.sweep env=cartpole sample.algo.learning_rate=log:1e-4:1e-2``: search or
+train a population.
+"""
 
 import dataclasses
 import json
@@ -24,7 +26,15 @@ from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.record import BEST, members
 from jaxrl_fast.population.search_space import all_sizes, describe_point
 from jaxrl_fast.population.slots import compile_slots, make_slots, member_bytes, seconds_of_member
-from jaxrl_fast.population.sweep_words import HELP, MEASURE, SWEEP_FILE, Sweep, read_sweep, run_of, take_resume
+from jaxrl_fast.population.sweep_words import (
+    HELP,
+    MEASURE,
+    SWEEP_FILE,
+    Sweep,
+    read_sweep,
+    run_of,
+    take_resume,
+)
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import collect_garbage_seldom, free_bytes
@@ -50,9 +60,13 @@ class Jobs:
         placed = {name: getattr(self.placed, name) for name in ("placement", "devices")}
         run = run_of(self.sweep, sizes)
         beside = dataclasses.replace(run.eval, every=0, beside=False)
-        run = run_config.with_bridge(dataclasses.replace(run, num_seeds=count, eval=beside, **placed))
+        run = run_config.with_bridge(
+            dataclasses.replace(run, num_seeds=count, eval=beside, **placed)
+        )
         env = self._env_of(run)
-        return make_job(env, make_algorithm(run_config.with_defaults(run, env.spec)), job_options(run), {})
+        return make_job(
+            env, make_algorithm(run_config.with_defaults(run, env.spec)), job_options(run), {}
+        )
 
     def _env_of(self, run: Run) -> VecEnv | HostEnv:
         key = run.num_envs, run.num_seeds if run_config.may_be_host(run.env) else 1
@@ -82,7 +96,9 @@ def place_members(run: Run) -> tuple[Run, str]:
         return fill_in(run)
     run, _ = fill_in(dataclasses.replace(run, placement="data_parallel"))
     one = (run.devices or 1) == 1
-    return dataclasses.replace(run, placement="fused") if one else run, "" if one else "members are divided over them"
+    return dataclasses.replace(
+        run, placement="fused"
+    ) if one else run, "" if one else "members are divided over them"
 
 
 def train_sweep(words: list[str]) -> int:
@@ -108,7 +124,9 @@ def train_sweep(words: list[str]) -> int:
         return run_sweep(sweep, run, chosen, jobs, stop, resume)
 
 
-def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal, resume: Path | None) -> int:
+def run_sweep(
+    sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal, resume: Path | None
+) -> int:
     """Plan, train and conclude a sweep.
 
     Args:
@@ -130,11 +148,20 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
     coarsest = max(ones, key=lambda job: job.plan.steps_per_tick)
     sized: dict[str, Any] = {"at_once": width, "seed": run.seed, "total_steps": run.total_steps}
     plan = planning.make_plan(sweep.options, sweep.space, coarsest, **sized)
-    plan = plan._replace(finalists=sweep.given["finalists"], save_every=segments_per_checkpoint(run, plan))
+    plan = plan._replace(
+        finalists=sweep.given["finalists"], save_every=segments_per_checkpoint(run, plan)
+    )
     if not here:
-        return write_jobs(sweep.words_given, sweep.given["launcher"], sweep.given["jobs"], run_config.env_name(run))
+        return write_jobs(
+            sweep.words_given,
+            sweep.given["launcher"],
+            sweep.given["jobs"],
+            run_config.env_name(run),
+        )
     kind = "sweep" if sweep.options.size is None else "population"
-    named = dataclasses.replace(run, name=run.name or kind, run_dir=str(resume) if resume else run.run_dir)
+    named = dataclasses.replace(
+        run, name=run.name or kind, run_dir=str(resume) if resume else run.run_dir
+    )
     with ExitStack() as stack:
         folder = Path(hosts.decide(lambda: stack.enter_context(folder_of(named, resume))))
     begun = resume if resume is not None and population_run.has_checkpoint(resume) else None
@@ -144,15 +171,29 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
         stored = {"words": sweep.words_given, "at_once": width}
         replace_file(folder / SWEEP_FILE, json.dumps(stored) + "\n")
         print_opening(run, chosen, folder)
-        print_needs(sweep, plan, planning.needs_of(plan, sweep.options, largest), largest.env.spec.max_episode_steps)
+        print_needs(
+            sweep,
+            plan,
+            planning.needs_of(plan, sweep.options, largest),
+            largest.env.spec.max_episode_steps,
+        )
         write_facts(run, chosen, folder)
     each = sweep.options.seeds_per_trial
     steps = plan.trials * each * plan.segments * plan.segment_steps
     best = command_line([f"config={folder / BEST}/config.yaml"])
-    again = command_line([word for word in sweep.words_given if not word.startswith("run_dir=")], "sweep")
+    again = command_line(
+        [word for word in sweep.words_given if not word.startswith("run_dir=")], "sweep"
+    )
     go_on = command_line([f"resume={folder}"], "sweep")
     rows = [["train the best alone", best], ["continue", go_on], ["repeat", again]]
-    facts = {"env": run.env, "algo": run.algo, "total_steps": steps, "commands": rows, "eval.every": 0, "kind": kind}
+    facts = {
+        "env": run.env,
+        "algo": run.algo,
+        "total_steps": steps,
+        "commands": rows,
+        "eval.every": 0,
+        "kind": kind,
+    }
     stop.training = True
     result = population_run.run_population(
         plan,
@@ -171,7 +212,8 @@ def run_sweep(sweep: Sweep, run: Run, chosen: str, jobs: Jobs, stop: StopSignal,
 
 
 def segments_per_checkpoint(run: Run, plan: SearchPlan) -> int:
-    """Return the segments between two checkpoints: one, unless ``checkpoint.every`` or ``checkpoint.keep=0`` is given.
+    """Return the segments between two checkpoints: one, unless ``checkpoint.every`` or
+    ``checkpoint.keep=0`` is given.
 
     Args:
         run: Settings of a member.
@@ -182,7 +224,9 @@ def segments_per_checkpoint(run: Run, plan: SearchPlan) -> int:
     """
     if run.checkpoint.keep == 0:
         return 0
-    given = run.sources.get("checkpoint.every", run_config.FOLLOWS_STEPS) != run_config.FOLLOWS_STEPS
+    given = (
+        run.sources.get("checkpoint.every", run_config.FOLLOWS_STEPS) != run_config.FOLLOWS_STEPS
+    )
     return max(1, round((run.checkpoint.every or 1) / plan.segment_steps)) if given else 1
 
 
@@ -208,7 +252,9 @@ def stored_width(resume: Path | None) -> int | None:
     Returns:
         The number, or None for a new sweep.
     """
-    return None if resume is None else json.loads((resume / SWEEP_FILE).read_text("utf-8"))["at_once"]
+    return (
+        None if resume is None else json.loads((resume / SWEEP_FILE).read_text("utf-8"))["at_once"]
+    )
 
 
 def choose_width(sweep: Sweep, jobs: Jobs, one: Job) -> int:
@@ -226,10 +272,16 @@ def choose_width(sweep: Sweep, jobs: Jobs, one: Job) -> int:
     if isinstance(one.env, HostEnv) and options.size is not None:
         return trials
     devices = len({device for group in one.placement.groups for device in group.devices})
-    of_machine: dict[str, Any] = {"devices": devices, "platform": jax.default_backend(), "measured": None}
+    of_machine: dict[str, Any] = {
+        "devices": devices,
+        "platform": jax.default_backend(),
+        "measured": None,
+    }
     member, free = member_bytes(one)[0], free_bytes(jax.local_devices())
     if sweep.given["at_once"] == MEASURE:
-        fitting = planning.at_once_of(dataclasses.replace(options, at_once=trials), trials, member, free, **of_machine)
+        fitting = planning.at_once_of(
+            dataclasses.replace(options, at_once=trials), trials, member, free, **of_machine
+        )
         sizes = {key: draw.values[0] for key, draw in sweep.space.sizes.items()}
         of_machine["measured"] = measure_at_once(sweep, jobs, sizes, fitting)
     else:
@@ -299,18 +351,24 @@ def measure_at_once(sweep: Sweep, jobs: Jobs, sizes: Mapping[str, Any], most: in
     costs: dict[int, float] = {}
     for count in sorted({n for n in planning.MEASURED if n <= most} | {most}):
         job = jobs(count * sweep.options.seeds_per_trial, sizes)
-        slots = make_slots(job, ticks_within(job.plan.steps_per_tick, 1), own_ticks=sweep.options.halving > 0)
+        slots = make_slots(
+            job, ticks_within(job.plan.steps_per_tick, 1), own_ticks=sweep.options.halving > 0
+        )
         costs[count] = seconds_of_member(slots, compile_slots(slots))
         print(f"{count} at once: {1e3 * costs[count]:.3f} ms a tick for each learner", flush=True)
         if costs[count] > 1.2 * min(costs.values()):
             break
     best = min(costs, key=lambda n: costs[n])
-    finding = tuning_cache.Finding({}, {"at_once": best}, "", time.strftime("%Y-%m-%d %H:%M"), False)
+    finding = tuning_cache.Finding(
+        {}, {"at_once": best}, "", time.strftime("%Y-%m-%d %H:%M"), False
+    )
     tuning_cache.remember(key_of(sweep.run), finding)
     return best
 
 
-def print_needs(sweep: Sweep, plan: SearchPlan, needs: planning.Needs, max_episode_steps: int | None) -> None:
+def print_needs(
+    sweep: Sweep, plan: SearchPlan, needs: planning.Needs, max_episode_steps: int | None
+) -> None:
     """Print what a sweep needs, before anything is compiled.
 
     Args:
@@ -328,7 +386,9 @@ def print_needs(sweep: Sweep, plan: SearchPlan, needs: planning.Needs, max_episo
     how = f"{plan.segments} segments{f', {plan.segments - 1} exchanges' if plan.exchange else ''}"
     if plan.halving is not None:
         how = f"rungs after {', '.join(map(str, plan.halving.rungs))} of {plan.segments} segments"
-    print(f"{groups} program{'s' if groups > 1 else ''} to compile, {turns} turn{'s' if turns > 1 else ''}, {how}")
+    print(
+        f"{groups} program{'s' if groups > 1 else ''} to compile, {turns} turn{'s' if turns > 1 else ''}, {how}"
+    )
     print(f"{plan.segments * plan.segment_steps:,} steps of each learner that trains to the end")
     replay = f", of these {needs.replay_bytes / 1e6:,.1f} MB replay" if needs.replay_bytes else ""
     at_once = needs.member_bytes * needs.slots / 1e6
@@ -341,8 +401,13 @@ def print_needs(sweep: Sweep, plan: SearchPlan, needs: planning.Needs, max_episo
     if plan.score == "evaluation":
         at_rungs = f"{sweep.run.eval.episodes} episodes of each learner after each segment, "
         episodes += plan.trials * each * plan.segments * sweep.run.eval.episodes
-    steps = f"; at most {episodes * max_episode_steps:,} environment steps" if max_episode_steps else ""
-    print(f"evaluations: {at_rungs}{last} episodes of the best {finalists} at the end{steps}", flush=True)
+    steps = (
+        f"; at most {episodes * max_episode_steps:,} environment steps" if max_episode_steps else ""
+    )
+    print(
+        f"evaluations: {at_rungs}{last} episodes of the best {finalists} at the end{steps}",
+        flush=True,
+    )
 
 
 def conclude_sweep(sweep: Sweep, result: population_run.PopulationResult, folder: Path) -> None:
@@ -360,9 +425,15 @@ def conclude_sweep(sweep: Sweep, result: population_run.PopulationResult, folder
         best = settings_of_best(sweep, result, texts)
         replace_file(folder / BEST / "config.yaml", run_config.to_yaml(best))
         returns = result.returns[result.best]
-        print(f"\nbest in greedy episodes: trial {trial.number}, {describe_point(result.book.point(trial.number))}")
-        each = f" of {len(returns)} learners; the policy is the best one's" if len(returns) > 1 else ""
-        print(f"greedy return {returns.mean():.1f} ± {returns.std():.1f} ({returns.size} new episodes{each})")
+        print(
+            f"\nbest in greedy episodes: trial {trial.number}, {describe_point(result.book.point(trial.number))}"
+        )
+        each = (
+            f" of {len(returns)} learners; the policy is the best one's" if len(returns) > 1 else ""
+        )
+        print(
+            f"greedy return {returns.mean():.1f} ± {returns.std():.1f} ({returns.size} new episodes{each})"
+        )
     seconds = result.seconds
     print(
         f"{clock(seconds['total'])} in total, of these {seconds['compiling']:.0f} s compiling and "
@@ -372,7 +443,9 @@ def conclude_sweep(sweep: Sweep, result: population_run.PopulationResult, folder
     try_to_write(folder, print)
     if not result.complete:
         more = f"continue it with: python -m jaxrl_fast.sweep resume={folder}"
-        print(f"stopped; {more if sweep.run.checkpoint.keep else 'checkpoint.keep=0 saved nothing to continue from'}")
+        print(
+            f"stopped; {more if sweep.run.checkpoint.keep else 'checkpoint.keep=0 saved nothing to continue from'}"
+        )
     elif result.best is not None:
         print(f"repeat the best alone: {command_line([f'config={folder / BEST}/config.yaml'])}")
         if sweep.given["write_tuned"]:
@@ -380,7 +453,9 @@ def conclude_sweep(sweep: Sweep, result: population_run.PopulationResult, folder
     print(f"trials in {folder / 'trials.csv'}, page {folder / 'report.html'}")
 
 
-def settings_of_best(sweep: Sweep, result: population_run.PopulationResult, texts: Mapping[str, str]) -> Run:
+def settings_of_best(
+    sweep: Sweep, result: population_run.PopulationResult, texts: Mapping[str, str]
+) -> Run:
     """Return the settings that repeat the best trial alone.
 
     Args:
@@ -394,7 +469,10 @@ def settings_of_best(sweep: Sweep, result: population_run.PopulationResult, text
     assert result.best is not None
     point = {**result.book.point(result.best), **texts}
     trial = result.book.trials[result.best]
-    point |= {"total_steps": result.book.segments * trial.segment_steps, "seed": trial.seeds[result.learner]}
+    point |= {
+        "total_steps": result.book.segments * trial.segment_steps,
+        "seed": trial.seeds[result.learner],
+    }
     words = [word for word in sweep.words if word.partition("=")[0] not in (*point, "run_dir")]
     return compose([*words, *(f"{key}={quoted(value)}" for key, value in point.items())])
 
@@ -411,7 +489,9 @@ def quoted(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) and not value.isidentifier() else written(value)
 
 
-def write_tuned(sweep: Sweep, result: population_run.PopulationResult, texts: Mapping[str, str], folder: Path) -> None:
+def write_tuned(
+    sweep: Sweep, result: population_run.PopulationResult, texts: Mapping[str, str], folder: Path
+) -> None:
     """Write the best settings as a tuned file, with the line where its values come from.
 
     Args:

@@ -1,4 +1,6 @@
-"""Atomic file replacement, subprocesses of this package next to the training process, and code of users."""
+"""Atomic file replacement, subprocesses of this package next to the training process, and code of
+users.
+"""
 
 import contextlib
 import os
@@ -67,7 +69,9 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
-def start_module(module: str, *words: str, env: Mapping[str, str], **pipes: Any) -> subprocess.Popen:
+def start_module(
+    module: str, *words: str, env: Mapping[str, str], **pipes: Any
+) -> subprocess.Popen:
     """Start ``python -m module words`` in a new session.
 
     Ctrl-C then reaches only this process, which has to end the other (`end_session`).
@@ -85,7 +89,9 @@ def start_module(module: str, *words: str, env: Mapping[str, str], **pipes: Any)
         OSError: The process cannot be started.
     """
     env = {**env, "JAX_ENABLE_X64": "0"}  # the user's variable, which the parent has ignored, too
-    return subprocess.Popen([sys.executable, "-m", module, *words], env=env, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words], env=env, start_new_session=True, **pipes
+    )
 
 
 def end_session(process: subprocess.Popen) -> None:
@@ -96,13 +102,16 @@ def end_session(process: subprocess.Popen) -> None:
     """
     with suppress(ProcessLookupError):  # it has ended already
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()  # before closing the pipes, so that a thread that reads from them reaches their end
+    # before closing the pipes, so that a thread that reads from them reaches their end
+    process.wait()
     for pipe in filter(None, (process.stdin, process.stdout)):
         with suppress(OSError):  # unsent data is lost
             pipe.close()
 
 
-LIBRARIES = re.compile(r"<|.*/(site|dist)-packages/(jax|jaxlib|numpy|gymnasium|gymnax|brax|flax|cloudpickle)/")
+LIBRARIES = re.compile(
+    r"<|.*/(site|dist)-packages/(jax|jaxlib|numpy|gymnasium|gymnax|brax|flax|cloudpickle)/"
+)
 """Beginning of the files in which an error of a user's code may be raised, but is not made."""
 LONG_TEXT = 200
 OWN, PYTHON = (os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep)
@@ -119,7 +128,9 @@ def place_of(error: BaseException) -> str | None:
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}"
-    calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    calls = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
     places = [f"{file}, line {line}" for file, line in calls if _is_of_a_user(file)]
     return places[-1] if places else None
 
@@ -139,7 +150,10 @@ def fault_of(error: BaseException) -> str:
         Its type, text, and `place_of`; the first line of a long text.
     """
     text = str(error.msg) if isinstance(error, SyntaxError) else str(error).strip()
-    text, place = " ".join((text if len(text) < LONG_TEXT else text.splitlines()[0]).split()), place_of(error)
+    text, place = (
+        " ".join((text if len(text) < LONG_TEXT else text.splitlines()[0]).split()),
+        place_of(error),
+    )
     return f"{type(error).__name__}: {text}{'' if place is None else f' ({place})'}"
 
 
@@ -148,7 +162,8 @@ CODE = "make", "network", "memory"
 
 
 def names_code(value: Any) -> bool:
-    """Check whether a setting is the path of a function, as `import_function` takes it, and not a name.
+    """Check whether a setting is the path of a function, as `import_function` takes it, and not a
+    name.
 
     Args:
         value: Value of a setting.
@@ -174,7 +189,9 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
     """
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not attribute or "/" in path or path.startswith("."):
-        raise ValueError(f"{key}={path}: write the function with its module, for example my_package.make")
+        raise ValueError(
+            f"{key}={path}: write the function with its module, for example my_package.make"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -199,7 +216,9 @@ def path_of(function: Any) -> str:
     Returns:
         ``my_package.make``.
     """
-    return function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
+    return (
+        function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
+    )
 
 
 def current_bytes() -> int:
@@ -209,7 +228,9 @@ def current_bytes() -> int:
         Bytes now; the peak so far if the system does not report the current value (Linux does).
     """
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     except OSError:
         return peak_bytes()
 
@@ -222,4 +243,6 @@ def peak_bytes() -> int:
     """
     import resource  # not on Windows
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

@@ -40,7 +40,14 @@ from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 from jaxrl_fast.settings.schema import named_again
-from jaxrl_fast.training.callbacks import Calls, StopSignal, Tell, describe_reached, reached, with_callbacks
+from jaxrl_fast.training.callbacks import (
+    Calls,
+    StopSignal,
+    Tell,
+    describe_reached,
+    reached,
+    with_callbacks,
+)
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
 from jaxrl_fast.training.job import make_job
@@ -109,7 +116,10 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     console = None if hosts.is_first() else Console(quiet=True)
     compile_s = None if run.run_dir else earlier_compile_s(folder)
     progress = ProgressDisplay(
-        run.total_steps, console, compile_s=compile_s, kind="sampled" if run.eval.sample else "greedy"
+        run.total_steps,
+        console,
+        compile_s=compile_s,
+        kind="sampled" if run.eval.sample else "greedy",
     )
     with visualizer_of(run, env, folder, progress.tell) as visualizer:
         with progress, evaluator_of(run, env, folder) as evaluator:
@@ -118,10 +128,16 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
             def draw(policy: Policy) -> None:
                 pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
 
-            early = visualizer is None and hosts.is_alone()  # a visualizer reads what the last evaluation writes
-            calls = Calls(progress, stop, evaluate=evaluator, tell=progress.tell, listeners=make_listeners())
+            early = (
+                visualizer is None and hosts.is_alone()
+            )  # a visualizer reads what the last evaluation writes
+            calls = Calls(
+                progress, stop, evaluate=evaluator, tell=progress.tell, listeners=make_listeners()
+            )
             shown = draw if early else None
-            calls = with_callbacks(calls, job, folder, on_last_policy=shown, stop_return=run.stop.return_)
+            calls = with_callbacks(
+                calls, job, folder, on_last_policy=shown, stop_return=run.stop.return_
+            )
             calls = calls if visualizer is None else calls._replace(on_new_policy=visualizer)
             _, policy, _, summary = run_job(job, calls, folder, run.log)
         stopped_by = hosts.highest(stop.number or 0) or None
@@ -138,9 +154,15 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
 
 
 def draw_at_end(
-    run: Run, env: VecEnv | HostEnv, policy: Policy, folder: Path, visualizer: Visualizer | None, stop: StopSignal
+    run: Run,
+    env: VecEnv | HostEnv,
+    policy: Policy,
+    folder: Path,
+    visualizer: Visualizer | None,
+    stop: StopSignal,
 ) -> list[str]:
-    """Draw the last policy of a run: a page of bodies, or the picture of ``eval.picture``; nothing after a signal.
+    """Draw the last policy of a run: a page of bodies, or the picture of ``eval.picture``; nothing
+    after a signal.
 
     Args:
         run: Settings of the run.
@@ -161,7 +183,9 @@ def draw_at_end(
 
 
 @contextmanager
-def visualizer_of(run: Run, env: VecEnv | HostEnv, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
+def visualizer_of(
+    run: Run, env: VecEnv | HostEnv, folder: Path, tell: Tell
+) -> Iterator[Visualizer | None]:
     """Start the process that draws during training, and end it at exit.
 
     Args:
@@ -183,7 +207,9 @@ def visualizer_of(run: Run, env: VecEnv | HostEnv, folder: Path, tell: Tell) -> 
 
 
 @contextmanager
-def evaluator_of(run: Run, env: VecEnv | HostEnv, folder: Path) -> Iterator[EvaluatorProcess | None]:
+def evaluator_of(
+    run: Run, env: VecEnv | HostEnv, folder: Path
+) -> Iterator[EvaluatorProcess | None]:
     """Start the process that evaluates during training, and end it at exit.
 
     Args:
@@ -220,7 +246,9 @@ def is_complete(run: Run) -> bool:
         return True
     done = progress["env_steps"] >= run.total_steps and not progress.get("snapshots")
     if done:
-        print(f"{run.resume}: all {run.total_steps:,} steps are trained; write a larger total_steps=... to continue")
+        print(
+            f"{run.resume}: all {run.total_steps:,} steps are trained; write a larger total_steps=... to continue"
+        )
     return done
 
 
@@ -229,13 +257,15 @@ def main(argv: Sequence[str] | None = None, *, keep: bool = False) -> int:
 
     Args:
         argv: Words of the command line, None for the arguments of the process.
-        keep: As in `prepare_run`. Only for a process that runs nothing else, since changes of this package at run time
-            are not visible in its files.
+        keep: As in `prepare_run`. Only for a process that runs nothing else, since changes of this
+            package at run time are not visible in its files.
 
     Returns:
         Exit code.
     """
-    return cli.main("train", lambda words: train_with_others(run_config.compose(words), keep=keep), argv)
+    return cli.main(
+        "train", lambda words: train_with_others(run_config.compose(words), keep=keep), argv
+    )
 
 
 def train_with_others(run: Run, *, keep: bool = False) -> int:
@@ -263,8 +293,8 @@ def train_with_others(run: Run, *, keep: bool = False) -> int:
 def run_as_process() -> NoReturn:
     """Run the command and end the process.
 
-    A stopped run does not wait for threads that compile or evaluate, and a failed run does not wait for other
-    processes.
+    A stopped run does not wait for threads that compile or evaluate, and a failed run does not wait
+    for other processes.
 
     Raises:
         Exception: Any error that is not about lost processes.

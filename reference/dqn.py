@@ -1,7 +1,9 @@
-"""Deep Q-learning (Mnih et al., 2015, Nature 518, with arXiv 1509.06461) on one screen, as the engine computes it.
+"""Deep Q-learning (Mnih et al., 2015, Nature 518, with arXiv 1509.06461) on one screen, as the
+engine computes it.
 
-From one state, a tick of `jaxrl_fast.dqn()` with default options gives the same numbers (`tests/test_reference.py`).
-Axes: ``T`` rollout steps, ``E`` environments, ``K`` updates, ``B`` batch size, ``G`` logical shards.
+From one state, a tick of `jaxrl_fast.dqn()` with default options gives the same numbers
+(`tests/test_reference.py`). Axes: ``T`` rollout steps, ``E`` environments, ``K`` updates, ``B``
+batch size, ``G`` logical shards.
 """
 
 import math
@@ -41,7 +43,9 @@ class State(NamedTuple):
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]
     totals: tuple[jax.Array, jax.Array]  # return and length of the running episodes, [E]
-    stats: tuple[jax.Array, jax.Array, jax.Array]  # of observations: count, mean, sum of squared deviations
+    stats: tuple[
+        jax.Array, jax.Array, jax.Array
+    ]  # of observations: count, mean, sum of squared deviations
     replay: dict[str, jax.Array]  # steps as they were sampled, [G, buffer_size / E, E / G, ...]
     params: Any
     target: Any  # a slow copy of the parameters
@@ -66,11 +70,15 @@ class Mlp(nn.Module):
 def make(env, c):
     """Make the Q-network and its optimizer. Engine: algorithms.dqn.dqn."""
     layers = (*((size, 2.0) for size in c.hidden), (env.spec.action.num_actions, 1.0))
-    return Mlp(layers), optax.chain(optax.clip_by_global_norm(c.max_grad_norm), optax.adam(c.learning_rate))
+    return Mlp(layers), optax.chain(
+        optax.clip_by_global_norm(c.max_grad_norm), optax.adam(c.learning_rate)
+    )
 
 
 def reset(env, keys):
-    """Begin an episode for each key, with environment parameters drawn for it. Engine: envs.env.vectorize."""
+    """Begin an episode for each key, with environment parameters drawn for it. Engine:
+    envs.env.vectorize.
+    """
     pairs = jax.vmap(jax.random.split)(keys)
     return jax.vmap(env.reset)(pairs[:, 1], jax.vmap(env.sample_params)(pairs[:, 0]))
 
@@ -81,7 +89,10 @@ def init(env, c, key):
     env_state, obs = reset(env, jax.random.split(sample_key, c.num_envs))
     network, optimizer = make(env, c)
     params = network.init(jax.random.fold_in(learn_key, crc32(b"critic")), obs)
-    totals, stats = (jnp.zeros(c.num_envs), jnp.zeros(c.num_envs, jnp.int32)), jnp.zeros((2, *obs.shape[1:]))
+    totals, stats = (
+        (jnp.zeros(c.num_envs), jnp.zeros(c.num_envs, jnp.int32)),
+        jnp.zeros((2, *obs.shape[1:])),
+    )
     shards = math.gcd(8, c.num_envs, c.batch_size)
     slots = shards, c.buffer_size // c.num_envs, c.num_envs // shards
     step = dict(obs=obs, action=totals[1], reward=totals[0], next_obs=obs, terminated=totals[0] > 0)
@@ -98,28 +109,50 @@ def normalize(stats, obs):
 
 
 def update_stats(stats, obs):
-    """Merge a rollout ``[T, E, ...]`` (Chan et al., 1979). Engine: numerics.normalization.update_stats."""
+    """Merge a rollout ``[T, E, ...]`` (Chan et al., 1979). Engine:
+    numerics.normalization.update_stats.
+    """
     (count, mean, variance), size, new = stats, obs.shape[0] * obs.shape[1], obs.mean((0, 1))
     share, delta, spread = size / (count + size), new - mean, jnp.square(obs - new).mean((0, 1))
-    return count + size, mean + share * delta, variance + share * (spread + (1 - share) * jnp.square(delta) - variance)
+    return (
+        count + size,
+        mean + share * delta,
+        variance + share * (spread + (1 - share) * jnp.square(delta) - variance),
+    )
 
 
 def explore(c, q, step, key):
-    """Take the best action, or any with probability ε, at first 1. Engine: learning.acting.epsilon_greedy."""
+    """Take the best action, or any with probability ε, at first 1. Engine:
+    learning.acting.epsilon_greedy.
+    """
     which_key, action_key = jax.random.split(key)
-    progress = jnp.clip(step // c.rollout_length * (c.num_envs * c.rollout_length / c.total_steps), 0.0, 1.0)
-    at_random = jax.random.uniform(which_key, q.shape[:1]) < 1.0 + (c.epsilon - 1.0) * jnp.minimum(progress / 0.1, 1.0)
-    action = jnp.where(at_random, jax.random.categorical(action_key, 0.0 * q), q.argmax(-1)).astype(jnp.int32)
-    anything = jax.random.categorical(jax.random.fold_in(key, crc32(b"uniform")), 0.0 * q).astype(jnp.int32)
+    progress = jnp.clip(
+        step // c.rollout_length * (c.num_envs * c.rollout_length / c.total_steps), 0.0, 1.0
+    )
+    at_random = jax.random.uniform(which_key, q.shape[:1]) < 1.0 + (c.epsilon - 1.0) * jnp.minimum(
+        progress / 0.1, 1.0
+    )
+    action = jnp.where(at_random, jax.random.categorical(action_key, 0.0 * q), q.argmax(-1)).astype(
+        jnp.int32
+    )
+    anything = jax.random.categorical(jax.random.fold_in(key, crc32(b"uniform")), 0.0 * q).astype(
+        jnp.int32
+    )
     return jnp.where(step < -(-c.warmup_steps // c.num_envs), anything, action)
 
 
 def sample(env, c, s, key):
-    """Take T steps in every environment, with automatic resets. Engine: learning.rollout.unroll, envs.env.vectorize."""
+    """Take T steps in every environment, with automatic resets. Engine: learning.rollout.unroll,
+    envs.env.vectorize.
+    """
     limit, network = env.spec.max_episode_steps or 2**31 - 1, make(env, c)[0]
-    interval = max(1, min(8, env.shortest_episode, limit))  # steps that share a row of E initial states, the bank
+    interval = max(
+        1, min(8, env.shortest_episode, limit)
+    )  # steps that share a row of E initial states, the bank
     (bank_key, scan_key), num_rows = jax.random.split(key), -(-c.rollout_length // interval)
-    bank = jax.vmap(lambda keys: reset(env, keys))(jax.random.split(bank_key, (num_rows, c.num_envs)))
+    bank = jax.vmap(lambda keys: reset(env, keys))(
+        jax.random.split(bank_key, (num_rows, c.num_envs))
+    )
 
     def step(carry, xs):
         (env_state, obs, (returns, length)), (t, (act_key, env_key)) = carry, xs
@@ -128,40 +161,64 @@ def sample(env, c, s, key):
         env_state, ts = jax.vmap(env.step)(env_state, action, jax.random.split(env_key, c.num_envs))
         returns, length = returns + ts.reward, length + 1
         done = ts.terminated | ts.truncated | (length >= limit)
-        row = dict(obs=obs, action=action, reward=ts.reward, next_obs=ts.next_obs, terminated=ts.terminated)
+        row = dict(
+            obs=obs, action=action, reward=ts.reward, next_obs=ts.next_obs, terminated=ts.terminated
+        )
         old = env_state, ts.next_obs
-        env_state, obs = jax.tree.map(lambda new, x: jax.vmap(jnp.where)(done, new[t // interval], x), bank, old)
+        env_state, obs = jax.tree.map(
+            lambda new, x: jax.vmap(jnp.where)(done, new[t // interval], x), bank, old
+        )
         totals = jnp.where(done, 0.0, returns), jnp.where(done, 0, length)
         return (env_state, obs, totals), (row, jnp.where(done, returns, jnp.nan))
 
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, c.rollout_length))
-    carry, (rollout, returns) = jax.lax.scan(step, (s.env, s.obs, s.totals), (jnp.arange(c.rollout_length), keys))
+    carry, (rollout, returns) = jax.lax.scan(
+        step, (s.env, s.obs, s.totals), (jnp.arange(c.rollout_length), keys)
+    )
     return s._replace(env=carry[0], obs=carry[1], totals=carry[2]), rollout, returns
 
 
 def through_replay(c, s, rollout, key):
-    """Store a rollout over the oldest, then sample ``[K, B, ...]``. Engine: learning.replay.ring_buffer."""
+    """Store a rollout over the oldest, then sample ``[K, B, ...]``. Engine:
+    learning.replay.ring_buffer.
+    """
     (shards, slots, width), (time_key, env_key) = s.replay["reward"].shape, jax.random.split(key)
     added, sizes = (s.tick + 1) * c.rollout_length, (c.updates_per_tick, c.batch_size)
-    stored, at = jnp.minimum(added, slots), (added - c.rollout_length + jnp.arange(c.rollout_length)) % slots
-    rollout = jax.tree.map(lambda x: x.reshape(-1, shards, width, *x.shape[2:]).swapaxes(0, 1), rollout)
+    stored, at = (
+        jnp.minimum(added, slots),
+        (added - c.rollout_length + jnp.arange(c.rollout_length)) % slots,
+    )
+    rollout = jax.tree.map(
+        lambda x: x.reshape(-1, shards, width, *x.shape[2:]).swapaxes(0, 1), rollout
+    )
     replay = jax.tree.map(lambda ring, x: ring.at[:, at].set(x), s.replay, rollout)
-    draw = partial(jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0)  # with replacement
+    draw = partial(
+        jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0
+    )  # with replacement
     drawn = (added - stored + draw(time_key, maxval=stored)) % slots, draw(env_key, maxval=width)
-    index = jnp.arange(shards)[:, None], *(x.reshape(shards, sizes[0], -1).swapaxes(0, 1) for x in drawn)
+    index = (
+        jnp.arange(shards)[:, None],
+        *(x.reshape(shards, sizes[0], -1).swapaxes(0, 1) for x in drawn),
+    )
     batches = jax.tree.map(lambda x: x[index].reshape(*sizes, *x.shape[3:]), replay)
-    return replay, batches | {name: normalize(s.stats, batches[name]) for name in ("obs", "next_obs")}
+    return replay, batches | {
+        name: normalize(s.stats, batches[name]) for name in ("obs", "next_obs")
+    }
 
 
 def update(env, c, carry, batch):
     """Regress on the double Q-learning target, by Huber's loss. Engine: algorithms.dqn.critic_part."""
     (params, moments, target), (network, optimizer) = carry, make(env, c)
     best = network.apply(params, batch["next_obs"]).argmax(-1)
-    value = jnp.take_along_axis(network.apply(target, batch["next_obs"]), best[:, None], axis=1)[:, 0]
+    value = jnp.take_along_axis(network.apply(target, batch["next_obs"]), best[:, None], axis=1)[
+        :, 0
+    ]
     goal = batch["reward"] + c.discount * (1.0 - batch["terminated"]) * value
 
     def loss(params):
-        q = jnp.take_along_axis(network.apply(params, batch["obs"]), batch["action"][:, None], axis=1)[:, 0]
+        q = jnp.take_along_axis(
+            network.apply(params, batch["obs"]), batch["action"][:, None], axis=1
+        )[:, 0]
         return jnp.mean(optax.huber_loss(q, goal))
 
     change, moments = optimizer.update(jax.grad(loss)(params), moments)
@@ -172,13 +229,19 @@ def update(env, c, carry, batch):
 def tick(env, c, s):
     """Sample, then learn from replay. Engine: runtime.graph.tick, learning.updates.run_updates."""
     tick_key = jax.random.fold_in(s.key, s.tick)
-    sample_key, data_key = (jax.random.fold_in(tick_key, crc32(name)) for name in (b"sample", b"experience"))
+    sample_key, data_key = (
+        jax.random.fold_in(tick_key, crc32(name)) for name in (b"sample", b"experience")
+    )
     sampled, rollout, returns = sample(env, c, s, sample_key)
     replay, batches = through_replay(c, s, rollout, data_key)
     warm = (s.tick + 1) * c.num_envs * c.rollout_length >= c.warmup_steps
     learner, learn = (s.params, s.moments, s.target), partial(jax.lax.scan, partial(update, env, c))
-    params, moments, target = jax.lax.cond(warm, lambda: learn(learner, batches)[0], lambda: learner)
-    s = sampled._replace(params=params, moments=moments, target=target, replay=replay, tick=s.tick + 1)
+    params, moments, target = jax.lax.cond(
+        warm, lambda: learn(learner, batches)[0], lambda: learner
+    )
+    s = sampled._replace(
+        params=params, moments=moments, target=target, replay=replay, tick=s.tick + 1
+    )
     return s._replace(stats=update_stats(s.stats, rollout["obs"])), jnp.nanmean(returns)
 
 
@@ -190,6 +253,9 @@ if __name__ == "__main__":
     for steps in range(8_000, 248_000, 8_000):
         state, returns = run(state)
         mean = jnp.nanmean(returns)
-        print(f"{steps:7,} steps: mean return {mean:5.1f} of 500{', solved' if mean > 475 else ''}", flush=True)
+        print(
+            f"{steps:7,} steps: mean return {mean:5.1f} of 500{', solved' if mean > 475 else ''}",
+            flush=True,
+        )
         if mean > 475:
             break

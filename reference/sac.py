@@ -1,7 +1,9 @@
-"""Soft actor-critic (Haarnoja et al., 2018, arXiv 1812.05905) on one screen, as the engine computes it.
+"""Soft actor-critic (Haarnoja et al., 2018, arXiv 1812.05905) on one screen, as the engine computes
+it.
 
-From one state, a tick of `jaxrl_fast.sac()` with default options gives the same numbers (`tests/test_reference.py`).
-Axes: ``E`` environments, ``K`` updates, ``B`` batch size, ``G`` logical shards. A tick takes one step.
+From one state, a tick of `jaxrl_fast.sac()` with default options gives the same numbers
+(`tests/test_reference.py`). Axes: ``E`` environments, ``K`` updates, ``B`` batch size, ``G``
+logical shards. A tick takes one step.
 """
 
 import math
@@ -18,7 +20,9 @@ from jaxrl_fast.envs import from_gymnax
 
 
 class Config(NamedTuple):
-    """Settings; the engine's defaults for one environment, whose warm-up is 5,000. Engine: algorithms.sac.SacHyper."""
+    """Settings; the engine's defaults for one environment, whose warm-up is 5,000. Engine:
+    algorithms.sac.SacHyper.
+    """
 
     num_envs: int = 1
     updates_per_tick: int = 1
@@ -40,7 +44,9 @@ class State(NamedTuple):
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]
     totals: tuple[jax.Array, jax.Array]  # return and length of the running episodes, [E]
-    stats: tuple[jax.Array, jax.Array, jax.Array]  # of observations: count, mean, sum of squared deviations
+    stats: tuple[
+        jax.Array, jax.Array, jax.Array
+    ]  # of observations: count, mean, sum of squared deviations
     replay: dict[str, jax.Array]  # steps as they were sampled, [G, buffer_size / E, E / G, ...]
     params: dict[str, Any]  # by network
     target: Any  # slow copies of the critics
@@ -64,15 +70,23 @@ class Mlp(nn.Module):
 
 
 def make(env, c):
-    """Make critic, actor, and the optimizers. Engine: algorithms.sac.sac, learning.critics.policy_and_critics."""
+    """Make critic, actor, and the optimizers. Engine: algorithms.sac.sac,
+    learning.critics.policy_and_critics.
+    """
     hidden, clip = [(size, 2.0) for size in c.hidden], optax.clip_by_global_norm(c.max_grad_norm)
     critic, actor = Mlp((*hidden, (1, 1.0))), Mlp((*hidden, (2 * env.spec.action.low.size, 1e-4)))
     rates = dict(q=c.learning_rate, policy=c.learning_rate, temperature=c.temperature_learning_rate)
-    return critic, actor, {name: optax.chain(clip, optax.adam(rate)) for name, rate in rates.items()}
+    return (
+        critic,
+        actor,
+        {name: optax.chain(clip, optax.adam(rate)) for name, rate in rates.items()},
+    )
 
 
 def reset(env, keys):
-    """Begin an episode for each key, with environment parameters drawn for it. Engine: envs.env.vectorize."""
+    """Begin an episode for each key, with environment parameters drawn for it. Engine:
+    envs.env.vectorize.
+    """
     pairs = jax.vmap(jax.random.split)(keys)
     return jax.vmap(env.reset)(pairs[:, 1], jax.vmap(env.sample_params)(pairs[:, 0]))
 
@@ -80,17 +94,42 @@ def reset(env, keys):
 def init(env, c, key):
     """Make the state before the first tick. Engine: runtime.graph.init, learning.updates.init_part."""
     sample_key, learn_key = (jax.random.fold_in(key, crc32(name)) for name in (b"sample", b"learn"))
-    critic_key, actor_key = (jax.random.fold_in(learn_key, crc32(name)) for name in (b"critic", b"actor"))
+    critic_key, actor_key = (
+        jax.random.fold_in(learn_key, crc32(name)) for name in (b"critic", b"actor")
+    )
     env_state, obs = reset(env, jax.random.split(sample_key, c.num_envs))
-    (critic, actor, optimizers), action = make(env, c), jnp.zeros((c.num_envs, *env.spec.action.low.shape))
+    (critic, actor, optimizers), action = (
+        make(env, c),
+        jnp.zeros((c.num_envs, *env.spec.action.low.shape)),
+    )
     q = tuple(critic.init(k, action, obs) for k in jax.random.split(critic_key))
-    params = dict(q=q, policy=actor.init(actor_key, obs), temperature=jnp.zeros(()))  # the latter as its logarithm
+    params = dict(
+        q=q, policy=actor.init(actor_key, obs), temperature=jnp.zeros(())
+    )  # the latter as its logarithm
     moments = {name: optimizers[name].init(params[name]) for name in params}
-    totals, stats = (jnp.zeros(c.num_envs), jnp.zeros(c.num_envs, jnp.int32)), jnp.zeros((2, *obs.shape[1:]))
-    slots = (shards := math.gcd(8, c.num_envs, c.batch_size)), c.buffer_size // c.num_envs, c.num_envs // shards
+    totals, stats = (
+        (jnp.zeros(c.num_envs), jnp.zeros(c.num_envs, jnp.int32)),
+        jnp.zeros((2, *obs.shape[1:])),
+    )
+    slots = (
+        (shards := math.gcd(8, c.num_envs, c.batch_size)),
+        c.buffer_size // c.num_envs,
+        c.num_envs // shards,
+    )
     step = dict(obs=obs, action=action, reward=totals[0], next_obs=obs, terminated=totals[0] > 0)
     replay = {name: jnp.zeros((*slots, *x.shape[1:]), x.dtype) for name, x in step.items()}
-    return State(env_state, obs, totals, (jnp.int32(0), *stats), replay, params, q, moments, jnp.int32(0), key)
+    return State(
+        env_state,
+        obs,
+        totals,
+        (jnp.int32(0), *stats),
+        replay,
+        params,
+        q,
+        moments,
+        jnp.int32(0),
+        key,
+    )
 
 
 def normalize(stats, obs):
@@ -101,10 +140,16 @@ def normalize(stats, obs):
 
 
 def update_stats(stats, obs):
-    """Merge observations ``[E, ...]`` (Chan et al., 1979). Engine: numerics.normalization.update_stats."""
+    """Merge observations ``[E, ...]`` (Chan et al., 1979). Engine:
+    numerics.normalization.update_stats.
+    """
     (count, mean, variance), size, new = stats, len(obs), obs.mean(0)
     share, delta, spread = size / (count + size), new - mean, jnp.square(obs - new).mean(0)
-    return count + size, mean + share * delta, variance + share * (spread + (1 - share) * jnp.square(delta) - variance)
+    return (
+        count + size,
+        mean + share * delta,
+        variance + share * (spread + (1 - share) * jnp.square(delta) - variance),
+    )
 
 
 def policy(outputs, key):
@@ -118,36 +163,68 @@ def policy(outputs, key):
 
 
 def sample(env, c, s, key):
-    """Take a step in every environment, with automatic resets. Engine: learning.rollout.unroll, envs.env.vectorize."""
+    """Take a step in every environment, with automatic resets. Engine: learning.rollout.unroll,
+    envs.env.vectorize.
+    """
     (bank_key, scan_key), (low, high) = jax.random.split(key), env.spec.action
     act_key, env_key = jax.random.split(jax.random.split(scan_key, 1)[0])
     initial = reset(env, jax.random.split(bank_key, (1, c.num_envs))[0])
     unit = policy(make(env, c)[1].apply(s.params["policy"], normalize(s.stats, s.obs)), act_key)[0]
-    anything = jax.random.uniform(jax.random.fold_in(act_key, crc32(b"uniform")), unit.shape, minval=-1.0)
-    action = low + (jnp.where(s.tick < -(-c.warmup_steps // c.num_envs), anything, unit) + 1.0) * 0.5 * (high - low)
+    anything = jax.random.uniform(
+        jax.random.fold_in(act_key, crc32(b"uniform")), unit.shape, minval=-1.0
+    )
+    action = low + (
+        jnp.where(s.tick < -(-c.warmup_steps // c.num_envs), anything, unit) + 1.0
+    ) * 0.5 * (high - low)
     env_state, ts = jax.vmap(env.step)(s.env, action, jax.random.split(env_key, c.num_envs))
     returns, length = s.totals[0] + ts.reward, s.totals[1] + 1
     done = ts.terminated | ts.truncated | (length >= (env.spec.max_episode_steps or 2**31 - 1))
-    step = dict(obs=s.obs, action=action, reward=ts.reward, next_obs=ts.next_obs, terminated=ts.terminated)
-    env_state, obs = jax.tree.map(lambda new, x: jax.vmap(jnp.where)(done, new, x), initial, (env_state, ts.next_obs))
-    s = s._replace(env=env_state, obs=obs, totals=(jnp.where(done, 0.0, returns), jnp.where(done, 0, length)))
+    step = dict(
+        obs=s.obs, action=action, reward=ts.reward, next_obs=ts.next_obs, terminated=ts.terminated
+    )
+    env_state, obs = jax.tree.map(
+        lambda new, x: jax.vmap(jnp.where)(done, new, x), initial, (env_state, ts.next_obs)
+    )
+    s = s._replace(
+        env=env_state, obs=obs, totals=(jnp.where(done, 0.0, returns), jnp.where(done, 0, length))
+    )
     return s, step, jnp.where(done, returns, jnp.nan)
 
 
 def through_replay(c, s, step, key):
-    """Store a step over the oldest, then sample ``[K, B, ...]``. Engine: learning.replay.ring_buffer."""
+    """Store a step over the oldest, then sample ``[K, B, ...]``. Engine:
+    learning.replay.ring_buffer.
+    """
     (shards, slots, width), (time_key, env_key) = s.replay["reward"].shape, jax.random.split(key)
-    at, stored, sizes = s.tick % slots, jnp.minimum(s.tick + 1, slots), (c.updates_per_tick, c.batch_size)
-    replay = jax.tree.map(lambda ring, x: ring.at[:, at].set(x.reshape(shards, width, *x.shape[1:])), s.replay, step)
-    draw = partial(jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0)  # with replacement
-    drawn = (s.tick + 1 - stored + draw(time_key, maxval=stored)) % slots, draw(env_key, maxval=width)
-    index = jnp.arange(shards)[:, None], *(x.reshape(shards, sizes[0], -1).swapaxes(0, 1) for x in drawn)
+    at, stored, sizes = (
+        s.tick % slots,
+        jnp.minimum(s.tick + 1, slots),
+        (c.updates_per_tick, c.batch_size),
+    )
+    replay = jax.tree.map(
+        lambda ring, x: ring.at[:, at].set(x.reshape(shards, width, *x.shape[1:])), s.replay, step
+    )
+    draw = partial(
+        jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0
+    )  # with replacement
+    drawn = (
+        (s.tick + 1 - stored + draw(time_key, maxval=stored)) % slots,
+        draw(env_key, maxval=width),
+    )
+    index = (
+        jnp.arange(shards)[:, None],
+        *(x.reshape(shards, sizes[0], -1).swapaxes(0, 1) for x in drawn),
+    )
     batches = jax.tree.map(lambda x: x[index].reshape(*sizes, *x.shape[3:]), replay)
-    return replay, batches | {name: normalize(s.stats, batches[name]) for name in ("obs", "next_obs")}
+    return replay, batches | {
+        name: normalize(s.stats, batches[name]) for name in ("obs", "next_obs")
+    }
 
 
 def update(env, c, carry, xs):
-    """Update all networks (equations 2, 3, 7, 18). Engine: algorithms.sac.critic_part, algorithms.sac.actor_part."""
+    """Update all networks (equations 2, 3, 7, 18). Engine: algorithms.sac.critic_part,
+    algorithms.sac.actor_part.
+    """
     (params, moments, target), (batch, key), (critic, actor, optimizers) = carry, xs, make(env, c)
     (low, high), (critic_key, actor_key) = env.spec.action, jax.random.split(key)
     obs, next_obs, temperature = batch["obs"], batch["next_obs"], jnp.exp(params["temperature"])
@@ -172,23 +249,38 @@ def update(env, c, carry, xs):
 
     def actor_loss(p):
         action, log_prob = policy(actor.apply(p, obs), actor_key)
-        return jnp.mean(temperature * log_prob - q_values(params["q"], action, obs).min(0)), -log_prob.mean()
+        return jnp.mean(
+            temperature * log_prob - q_values(params["q"], action, obs).min(0)
+        ), -log_prob.mean()
 
     grads, entropy = jax.grad(actor_loss, has_aux=True)(params["policy"])
     params, moments = descend("policy", grads)
-    return (*descend("temperature", temperature * (entropy - c.target_entropy_per_action * low.size)), target), None
+    return (
+        *descend("temperature", temperature * (entropy - c.target_entropy_per_action * low.size)),
+        target,
+    ), None
 
 
 def tick(env, c, s):
-    """Take a step, then learn from replay. Engine: runtime.graph.tick, learning.updates.run_updates."""
+    """Take a step, then learn from replay. Engine: runtime.graph.tick,
+    learning.updates.run_updates.
+    """
     names, tick_key = (b"sample", b"experience", b"learn"), jax.random.fold_in(s.key, s.tick)
     sample_key, data_key, learn_key = (jax.random.fold_in(tick_key, crc32(name)) for name in names)
     sampled, step, returns = sample(env, c, s, sample_key)
     replay, batches = through_replay(c, s, step, data_key)
-    learner, xs = (s.params, s.moments, s.target), (batches, jax.random.split(learn_key, c.updates_per_tick))
-    warm, learn = (s.tick + 1) * c.num_envs >= c.warmup_steps, partial(jax.lax.scan, partial(update, env, c))
+    learner, xs = (
+        (s.params, s.moments, s.target),
+        (batches, jax.random.split(learn_key, c.updates_per_tick)),
+    )
+    warm, learn = (
+        (s.tick + 1) * c.num_envs >= c.warmup_steps,
+        partial(jax.lax.scan, partial(update, env, c)),
+    )
     params, moments, target = jax.lax.cond(warm, lambda: learn(learner, xs)[0], lambda: learner)
-    s = sampled._replace(params=params, moments=moments, target=target, replay=replay, tick=s.tick + 1)
+    s = sampled._replace(
+        params=params, moments=moments, target=target, replay=replay, tick=s.tick + 1
+    )
     return s._replace(stats=update_stats(s.stats, step["obs"])), jnp.nanmean(returns)
 
 
@@ -197,4 +289,7 @@ if __name__ == "__main__":
     run = jax.jit(lambda s: jax.lax.scan(lambda s, _: tick(env, config, s), s, length=1000))
     for steps in range(1000, 11_000, 1000):
         state, returns = run(state)
-        print(f"{steps:6,} steps: mean return {jnp.nanmean(returns):6.0f}; about -150 is solved", flush=True)
+        print(
+            f"{steps:6,} steps: mean return {jnp.nanmean(returns):6.0f}; about -150 is solved",
+            flush=True,
+        )

@@ -59,7 +59,10 @@ class Page:
         """
         self.sent += 1
         message = {"id": self.sent, "method": method, "params": params}
-        self.to.write(json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode() + b"\0")
+        self.to.write(
+            json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode()
+            + b"\0"
+        )
         self.to.flush()
         while (answer := self._read()).get("id") != self.sent:
             self.events.append(answer)
@@ -73,20 +76,38 @@ class Page:
         Raises:
             BrowserError: it threw.
         """
-        done = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        done = self.ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in done:
-            raise BrowserError(done["exceptionDetails"].get("exception", {}).get("description", script))
+            raise BrowserError(
+                done["exceptionDetails"].get("exception", {}).get("description", script)
+            )
         return done["result"].get("value")
 
     def open(
-        self, what: Path | str, *, width: int = 800, height: int = 600, mobile: bool = False, dark: bool = False
+        self,
+        what: Path | str,
+        *,
+        width: int = 800,
+        height: int = 600,
+        mobile: bool = False,
+        dark: bool = False,
     ) -> None:
         """Open a local file or an address and wait until it is loaded."""
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
         self.ask("Emulation.setTouchEmulationEnabled", enabled=mobile)
         self.prefer(dark=dark)
         self.ask("Page.navigate", url=what if isinstance(what, str) else what.resolve().as_uri())
-        self.run("new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))")
+        self.run(
+            "new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))"
+        )
 
     def prefer(self, *, dark: bool) -> None:
         """Emulate the preference for dark or light colors."""

@@ -7,7 +7,9 @@ import pytest
 from browser import Page, find_chromium
 
 CHROMIUM = find_chromium()
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here: apt install chromium"
+)
 
 
 def pixels(page: Page) -> np.ndarray:

@@ -13,13 +13,17 @@ from pathlib import Path
 from jaxrl_fast.settings.machine import cpu_fingerprint
 
 OLDER_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-"""The older code for fused operations, which compiles faster and runs as fast at the sizes of the tests. It is accepted
-as one of XLA_FLAGS only, not as an option of a program.
+"""The older code for fused operations, which compiles faster and runs as fast at the sizes of the
+tests. It is accepted as one of XLA_FLAGS only, not as an option of a program.
 """
 ONE_PART = "--xla_cpu_parallel_codegen_split_count=1"
-"""A program's code is generated as a whole. With both, PPO's tick compiles in 0.57 s instead of 2.82 (JAX 0.11)."""
+"""A program's code is generated as a whole. With both, PPO's tick compiles in 0.57 s instead of
+2.82 (JAX 0.11).
+"""
 FEW_OPTIMIZATIONS = "--xla_backend_optimization_level=1"
-"""The fixture `optimized` compiles as with ``clang -O1``: half as long as -O3, and the programs run as fast here."""
+"""The fixture `optimized` compiles as with ``clang -O1``: half as long as -O3, and the programs run
+as fast here.
+"""
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 PROBE = "from jaxlib import xla_client; xla_client.make_cpu_client()"
 """Parses XLA's flags without importing JAX, which takes four times as long."""
@@ -53,7 +57,9 @@ def supports(flags: str) -> bool:
 
 
 def set_fast_flags() -> None:
-    """Set `fast_flags` here and for all processes that start from here, once; flags of the user's come last."""
+    """Set `fast_flags` here and for all processes that start from here, once; flags of the user's
+    come last.
+    """
     if "JAXRL_FAST_TEST_FLAGS" in os.environ:  # a worker of pytest-xdist
         return
     flags = fast_flags()
@@ -62,14 +68,17 @@ def set_fast_flags() -> None:
 
 
 def lasting_cache() -> Path:
-    """Return the folder of compiled programs that lasts between runs, of this JAX and this kind of processor.
+    """Return the folder of compiled programs that lasts between runs, of this JAX and this kind of
+    processor.
 
     Every Python with the same JAX reads it: a program's key is its code and JAX's version.
 
     Returns:
         The folder, in ``JAXRL_FAST_TEST_CACHE`` or the user's cache folder.
     """
-    root = os.environ.get("JAXRL_FAST_TEST_CACHE") or Path.home() / ".cache" / "jaxrl_fast" / "tests"
+    root = (
+        os.environ.get("JAXRL_FAST_TEST_CACHE") or Path.home() / ".cache" / "jaxrl_fast" / "tests"
+    )
     names = [f"{name}-{version(name)}" for name in ("jax", "jaxlib")]
     return Path(root) / "-".join([*names, cpu_fingerprint()])
 
@@ -77,8 +86,8 @@ def lasting_cache() -> Path:
 class WorkerCache:
     """A worker's folder of programs, filled by hard links from the lasting one.
 
-    JAX does not write its files atomically, so a process could read a file that another has half written: each worker
-    has a folder, and files enter the lasting one as links to whole files.
+    JAX does not write its files atomically, so a process could read a file that another has half
+    written: each worker has a folder, and files enter the lasting one as links to whole files.
 
     Attributes:
         root: What `settings.machine.cache_root` returns for the commands that tests start.
@@ -109,7 +118,11 @@ def link_files(source: Path, target: Path, *, check: bool = False) -> None:
     """
     there = {entry.name for entry in os.scandir(target)}
     for entry in os.scandir(source):
-        if entry.name.endswith("-cache") and entry.name not in there and (not check or is_whole(Path(entry.path))):
+        if (
+            entry.name.endswith("-cache")
+            and entry.name not in there
+            and (not check or is_whole(Path(entry.path)))
+        ):
             with contextlib.suppress(FileExistsError, FileNotFoundError):
                 os.link(entry.path, target / entry.name)
 
@@ -131,7 +144,8 @@ def is_whole(program: Path) -> bool:
 
 
 def tidy(lasting: Path) -> None:
-    """Remove the folders of workers that were killed, and the oldest programs above `MAX_LASTING_BYTES`.
+    """Remove the folders of workers that were killed, and the oldest programs above
+    `MAX_LASTING_BYTES`.
 
     Args:
         lasting: Folder of `lasting_cache`.
@@ -143,7 +157,9 @@ def tidy(lasting: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         except PermissionError:  # it runs for another user
             pass
-    files = sorted((lasting / "programs").glob("*-cache"), key=lambda path: path.stat().st_mtime, reverse=True)
+    files = sorted(
+        (lasting / "programs").glob("*-cache"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     total = 0
     for path in files:
         total += path.stat().st_size

@@ -1,5 +1,5 @@
-"""Settings of every test: no silent rank promotion, warnings as errors, repeatable hypothesis examples, and four CPU
-devices, since placements are tested on 1, 2 and 4.
+"""Settings of every test: no silent rank promotion, warnings as errors, repeatable hypothesis
+examples, and four CPU devices, since placements are tested on 1, 2 and 4.
 """
 
 import contextlib
@@ -26,7 +26,9 @@ from many_commands import Commands
 
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs and their children ignore Ctrl-C
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background jobs and their children ignore Ctrl-C
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -56,8 +58,14 @@ COSTS_KEY = "cost"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--costs", choices=["check", "record"], help="compare costs with costs.json, or write them there")
-    parser.addoption("--half", type=int, choices=[0, 1], help="run only this half of the selected tests")
+    parser.addoption(
+        "--costs",
+        choices=["check", "record"],
+        help="compare costs with costs.json, or write them there",
+    )
+    parser.addoption(
+        "--half", type=int, choices=[0, 1], help="run only this half of the selected tests"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,8 +76,12 @@ def pytest_configure(config: pytest.Config) -> None:
         cache_programs(config)
         costs.watch()
     collect_garbage_seldom()  # with Python's own thresholds, the tests took a tenth longer
-    config.addinivalue_line("markers", "long: neither cheap nor a witness: `make test` does not run it")
-    config.addinivalue_line("markers", "text: checks texts and the form of code: `make lint` runs it")
+    config.addinivalue_line(
+        "markers", "long: neither cheap nor a witness: `make test` does not run it"
+    )
+    config.addinivalue_line(
+        "markers", "text: checks texts and the form of code: `make lint` runs it"
+    )
     for line in ("error", *THIRD_PARTY_WARNINGS):
         config.addinivalue_line("filterwarnings", line)
 
@@ -105,7 +117,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"tests/witnesses.txt names no test: {', '.join(sorted(unused))}")
     half = config.getoption("--half")
     if half is not None:
-        halves = [[item for item in items if zlib.crc32(name_of(item).encode()) % 2 == n] for n in (0, 1)]
+        halves = [
+            [item for item in items if zlib.crc32(name_of(item).encode()) % 2 == n] for n in (0, 1)
+        ]
         config.hook.pytest_deselected(items=halves[1 - half])
         items[:] = halves[half]
     selected = config.getoption("markexpr", "")
@@ -115,7 +129,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not selected or is_long == selected.startswith("long"):
             cost = recorded.get(name_of(item), costs.Cost())
             of_file[item.path] = of_file.get(item.path, 0.0) + cost.cpu_s
-    items.sort(key=lambda item: (item.path.stem != "test_third_party", -of_file.get(item.path, 0.0), str(item.path)))
+    items.sort(
+        key=lambda item: (
+            item.path.stem != "test_third_party",
+            -of_file.get(item.path, 0.0),
+            str(item.path),
+        )
+    )
 
 
 def name_of(item: pytest.Item) -> str:
@@ -171,7 +191,9 @@ class CostReport:
         if self.mode is None:
             return
         total = sum(cost.cpu_s for cost in self.measured.values()) / 60
-        terminalreporter.write_line(f"{len(self.measured):,} tests, {total:.1f} CPU-minutes; the dearest:")
+        terminalreporter.write_line(
+            f"{len(self.measured):,} tests, {total:.1f} CPU-minutes; the dearest:"
+        )
         for line in selection.dearest(self.measured):
             terminalreporter.write_line(line)
         if self.grown:
@@ -180,14 +202,18 @@ class CostReport:
 
 @pytest.fixture(autouse=True)
 def _same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
-    """Reset a module's ``RNG`` before each test, so that a test's numbers do not depend on the tests before it."""
+    """Reset a module's ``RNG`` before each test, so that a test's numbers do not depend on the
+    tests before it.
+    """
     rng = getattr(request.module, "RNG", None)
     if rng is not None:
         rng.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
 MEMORY_LIMIT, LIVE_LIMIT = 1_000_000_000, 1_400_000_000
-"""Bytes of a process above which a test returns free memory, and above which it then drops compiled programs."""
+"""Bytes of a process above which a test returns free memory, and above which it then drops compiled
+programs.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +245,8 @@ def drop_programs(module: ModuleType) -> None:
 def return_free_memory() -> None:
     """Return the memory that glibc has freed to the system.
 
-    Without it a worker grew to 3.3 GB: XLA's compiler leaves up to 1 GB of free memory behind, which glibc retains.
+    Without it a worker grew to 3.3 GB: XLA's compiler leaves up to 1 GB of free memory behind,
+    which glibc retains.
     """
     with contextlib.suppress(OSError, AttributeError):  # macOS, musl
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -246,7 +273,9 @@ def strict_dtypes() -> Iterator[None]:
 
 @pytest.fixture
 def optimized() -> Iterator[None]:
-    """Compile with the default optimization, for programs that run long or whose compiled text is examined."""
+    """Compile with the default optimization, for programs that run long or whose compiled text is
+    examined.
+    """
     before = jax.config.values["jax_disable_most_optimizations"]  # a flag, not an attribute
     jax.config.update("jax_disable_most_optimizations", False)
     yield
@@ -255,9 +284,11 @@ def optimized() -> Iterator[None]:
 
 @pytest.fixture
 def same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile every program with the options of small updates, so that all round alike however fragments are grouped.
+    """Compile every program with the options of small updates, so that all round alike however
+    fragments are grouped.
 
-    Programs that only act have others. On AMD's family 25, their products by Eigen differ in the last bit.
+    Programs that only act have others. On AMD's family 25, their products by Eigen differ in the
+    last bit.
     """
     from jaxrl_fast.runtime import xla_options
 

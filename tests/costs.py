@@ -1,7 +1,7 @@
 """What each test costs: compiled programs, their operations, and processes.
 
-Counts depend neither on the machine, nor on its load, nor on the compilation cache, so a check may compare them. CPU
-seconds are recorded for people, and to select the tests of `make test`.
+Counts depend neither on the machine, nor on its load, nor on the compilation cache, so a check may
+compare them. CPU seconds are recorded for people, and to select the tests of `make test`.
 """
 
 import contextlib
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LARGE_OPERATIONS = 1_000
-"""Operations of a lowered program from which it counts as large; a small tick of PPO on CartPole has 3,300."""
+"""Operations of a lowered program from which it counts as large; a small tick of PPO on CartPole
+has 3,300.
+"""
 
 
 class Cost(NamedTuple):
@@ -105,7 +107,13 @@ def tree_cpu_s() -> float:
     """Return the CPU seconds of this process and all its descendants, also of those that still run."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = resource.getrusage(resource.RUSAGE_SELF)
-    return ended.ru_utime + ended.ru_stime + own.ru_utime + own.ru_stime + sum(map(_cpu_s, _children("self")))
+    return (
+        ended.ru_utime
+        + ended.ru_stime
+        + own.ru_utime
+        + own.ru_stime
+        + sum(map(_cpu_s, _children("self")))
+    )
 
 
 def _children(pid: str) -> list[str]:

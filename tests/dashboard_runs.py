@@ -29,7 +29,9 @@ EVALS = """seed,env_steps,wall_s,return,length
 0,200,3.0,100.0,5
 1,200,3.0,110.0,5
 """
-SUCCESSES = "".join(f"{row},{told}\n" for row, told in zip(EVALS.split(), ("success", *"100011"), strict=True))
+SUCCESSES = "".join(
+    f"{row},{told}\n" for row, told in zip(EVALS.split(), ("success", *"100011"), strict=True)
+)
 
 
 class Server(NamedTuple):
@@ -44,7 +46,9 @@ class Server(NamedTuple):
 def serving(runs: Path) -> Iterator[Server]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "jaxrl_fast.dashboard", f"runs={runs}", "port=0"]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
             yield Server(int(port), runs, process)
@@ -57,7 +61,16 @@ def a_run(folder: Path, *, evals: str = EVALS, **facts: Any) -> Path:
     folder.mkdir(parents=True)
     status = RunStatus(folder, env="cartpole", algo="ppo", total_steps=400, num_seeds=2)
     row = dict(env_steps=200, wall_s=14.0, sampling_hz=100.0, update_hz=5.0, update_frame_hz=640.0)
-    status.set(**{"state": "training", "compile_s": 10.0, **row, "eval_steps": 200, "eval_return": 105.0, **facts})
+    status.set(
+        **{
+            "state": "training",
+            "compile_s": 10.0,
+            **row,
+            "eval_steps": 200,
+            "eval_return": 105.0,
+            **facts,
+        }
+    )
     (folder / "config.yaml").write_text("total_steps: 400\n")
     (folder / "evals.csv").write_text(evals)
     return folder
@@ -89,7 +102,9 @@ def make_runs(runs: Path) -> None:
 LISTED = {"cartpole/ppo/a", "cartpole/ppo/b", "dead", HOSTILE, "half %2f written/run"}
 
 
-def ask(server: Server, path: str, *, method: str = "GET", hosts: tuple[str, ...] | None = None) -> tuple[int, bytes]:
+def ask(
+    server: Server, path: str, *, method: str = "GET", hosts: tuple[str, ...] | None = None
+) -> tuple[int, bytes]:
     """Return status and body of a request. The path is sent without escaping."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
     connection.putrequest(method, path, skip_host=True)

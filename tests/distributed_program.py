@@ -1,4 +1,6 @@
-"""One process of a distributed run, started by a user: ``distributed_program.py ADDRESS PROCESS_ID FOLDER JOB ...``."""
+"""One process of a distributed run, started by a user:
+``distributed_program.py ADDRESS PROCESS_ID FOLDER JOB ...``.
+"""
 
 import json
 import sys
@@ -29,7 +31,9 @@ def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
         policy_hidden=(8,),
         normalize_observations=True,
     )
-    ppo = jf.ppo(rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
+    ppo = jf.ppo(
+        rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,)
+    )
     learner = {"total_steps": 60, "placement": "sampler_learner", "overlap": "sampling"}
     divided = {"total_steps": 60, "placement": "sharded_sampling", "overlap": "all", "devices": 4}
     server = {"total_steps": 64, "placement": "parameter_server", "learners": 2}
@@ -60,8 +64,12 @@ def population(folder: Path | None, **options: Any) -> list[Any]:
     """Train members that are divided over both processes; return their lineage, scores and status."""
     env, algorithm, _ = jobs()["ppo_with_server"]
     rates = {"learning_rate": "log:1e-4:1e-1"}
-    told = dict(placement="data_parallel", devices=2, finalists=1, final_episodes=4, tell=lambda line: None)
-    result = jf.train_population(env, algorithm, rates=rates, total_steps=160, run_dir=folder, **told, **options)
+    told = dict(
+        placement="data_parallel", devices=2, finalists=1, final_episodes=4, tell=lambda line: None
+    )
+    result = jf.train_population(
+        env, algorithm, rates=rates, total_steps=160, run_dir=folder, **told, **options
+    )
     trials = [[t.number, t.status, t.scores, t.parent] for t in result.book.trials.values()]
     return [trials, [list(row) for row in result.book.lineage]]
 
@@ -85,7 +93,10 @@ def refused(**arguments: Any) -> str:
 def spread_and_read() -> bool:
     """Check that numbers and keys, sharded over both processes by seed, are read back whole."""
     mesh = Mesh(np.array(hosts.devices(2)), ("seed",))
-    keys, numbers = jax.random.split(jax.random.key(0), 2), np.arange(8.0, dtype=np.float32).reshape(2, 4)
+    keys, numbers = (
+        jax.random.split(jax.random.key(0), 2),
+        np.arange(8.0, dtype=np.float32).reshape(2, 4),
+    )
     placed = hosts.put((keys, numbers), NamedSharding(mesh, PartitionSpec("seed")))
     read = hosts.to_host((jax.random.key_data(placed[0]), placed[1]))
     assert not placed[1].is_fully_addressable

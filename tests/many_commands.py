@@ -1,7 +1,8 @@
-"""Run many commands in little time: each is forked from one process that has imported them, and has a separate folder.
+"""Run many commands in little time: each is forked from one process that has imported them, and has
+a separate folder.
 
-JAX must not be forked once it has started, so this process imports and never computes. Run as a script, it reads jobs
-from stdin, one line of JSON each, and answers with exit codes.
+JAX must not be forked once it has started, so this process imports and never computes. Run as a
+script, it reads jobs from stdin, one line of JSON each, and answers with exit codes.
 """
 
 import functools
@@ -45,24 +46,38 @@ class Commands:
             "HYDRA_FULL_ERROR": "",
         }
         self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=variables,
         )
 
-    def run(self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str) -> Ended:
+    def run(
+        self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str
+    ) -> Ended:
         """Run a command of jaxrl_fast, or ``python`` (the words are then lines of a program).
 
-        Unless the command ``trains``, it ends where training or an evaluation would be compiled, with exit code
-        `TRAINED`.
+        Unless the command ``trains``, it ends where training or an evaluation would be compiled,
+        with exit code `TRAINED`.
         """
         (ended,) = self.run_all(cwd, [[command, *words]], trains=trains, **variables)
         return ended
 
-    def run_all(self, cwd: Path, lines: list[list[str]], *, trains: bool = False, **variables: str) -> list[Ended]:
+    def run_all(
+        self, cwd: Path, lines: list[list[str]], *, trains: bool = False, **variables: str
+    ) -> list[Ended]:
         """Run commands one after another in one process, which starts JAX once with one device.
 
         Much quicker, for commands that do not train.
         """
-        job = {"cwd": str(cwd), "notes": str(self.notes), "lines": lines, "trains": trains, "variables": variables}
+        job = {
+            "cwd": str(cwd),
+            "notes": str(self.notes),
+            "lines": lines,
+            "trains": trains,
+            "variables": variables,
+        }
         COUNTERS.processes += 1
         (self.notes / "statuses").write_text("")
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -70,7 +85,9 @@ class Commands:
         last = int(self.process.stdout.readline())
         statuses = [*map(int, (self.notes / "statuses").read_text().split()), last]
         ended = [
-            Ended(status, *((self.notes / f"{name}-{number}").read_text() for name in ("out", "err")))
+            Ended(
+                status, *((self.notes / f"{name}-{number}").read_text() for name in ("out", "err"))
+            )
             for number, status in enumerate(statuses)
         ]
         assert len(ended) == len(lines), f"{lines[len(ended) - 1]} ended the process: {ended[-1]}"
@@ -174,7 +191,10 @@ def start_jax_once() -> None:
 
 def everything(folder: Path) -> dict[str, bytes | None]:
     """Return the contents of a folder by path, None for a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in folder.rglob("*")
+    }
 
 
 def refusal(ended: Ended) -> str:

@@ -1,4 +1,6 @@
-"""An environment that observes the logarithm of a number that is not positive after 200 steps of an episode."""
+"""An environment that observes the logarithm of a number that is not positive after 200 steps of an
+episode.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,12 @@ GOOD_STEPS = 200
 
 
 def make() -> jf.Env:
-    spec = jf.EnvSpec("overflowing", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=500)
+    spec = jf.EnvSpec(
+        "overflowing",
+        jax.ShapeDtypeStruct((1,), jnp.float32),
+        jf.Discrete(2),
+        max_episode_steps=500,
+    )
 
     def step(count: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, jf.Timestep]:
         count = count + 1

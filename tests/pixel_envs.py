@@ -1,4 +1,6 @@
-"""Image environments: one that can be solved only from the motion between two images, and one of random bytes."""
+"""Image environments: one that can be solved only from the motion between two images, and one of
+random bytes.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +21,9 @@ def dot(row: jax.Array, column: jax.Array) -> jax.Array:
 def motion(*, discrete: bool = True, frame_stack: int = 2) -> Env:
     """Show a dot for two steps; it moves to the left or to the right between them.
 
-    The second action is paid for naming the direction: 1 for action 1 after a move to the right and for action 0 after
-    a move to the left; or -(a - d / 2)², with d = ±1. The dot's last position alone gives no information: both
-    directions are equally likely.
+    The second action is paid for naming the direction: 1 for action 1 after a move to the right and
+    for action 0 after a move to the left; or -(a - d / 2)², with d = ±1. The dot's last position
+    alone gives no information: both directions are equally likely.
     """
 
     def reset(key, params):
@@ -35,15 +37,22 @@ def motion(*, discrete: bool = True, frame_stack: int = 2) -> Env:
         told = (action == (direction > 0)) if discrete else -jnp.square(action[0] - 0.5 * direction)
         obs, last = dot(row, column), t == 1
         reward = jnp.where(last, told.astype(jnp.float32), 0.0)
-        return (row, column, direction, t + 1), Timestep(obs, obs, reward, last, jnp.zeros((), bool))
+        return (row, column, direction, t + 1), Timestep(
+            obs, obs, reward, last, jnp.zeros((), bool)
+        )
 
     return Env(
-        EnvSpec("motion", IMAGE, Discrete(2) if discrete else UNIT, 2, frame_stack), reset, step, shortest_episode=2
+        EnvSpec("motion", IMAGE, Discrete(2) if discrete else UNIT, 2, frame_stack),
+        reset,
+        step,
+        shortest_episode=2,
     )
 
 
 def walk(*, frame_stack: int = 3, limit: int | None = 9) -> Env:
-    """Random bytes, 4 x 3 pixels of 2 channels. Episodes end at random steps, or are truncated after ``limit``."""
+    """Random bytes, 4 x 3 pixels of 2 channels. Episodes end at random steps, or are truncated
+    after ``limit``.
+    """
     spec = EnvSpec("walk", jax.ShapeDtypeStruct((4, 3, 2), jnp.uint8), UNIT, limit, frame_stack)
 
     def look(key):
@@ -76,4 +85,9 @@ def stacking(env: Env) -> Env:
         stack = jnp.concatenate([stack[..., channels:], timestep.next_obs], axis=-1)
         return (state, stack), timestep._replace(obs=stack, next_obs=stack)
 
-    return Env(env.spec._replace(obs=obs, frame_stack=0), reset, step, shortest_episode=env.shortest_episode)
+    return Env(
+        env.spec._replace(obs=obs, frame_stack=0),
+        reset,
+        step,
+        shortest_episode=env.shortest_episode,
+    )

@@ -14,18 +14,31 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 
 class Walk(gymnasium.Env):
-    """A random walk that ends after a random number of steps, alternately by termination and truncation.
+    """A random walk that ends after a random number of steps, alternately by termination and
+    truncation.
 
-    Observes [position, steps of the episode, episodes, process id, 1 if JAX is loaded]. Action 9 triggers ``on_nine``;
-    a file ``hung`` then exists from where it hangs. Step 20 kills the process whose id is in the file ``victim``.
+    Observes [position, steps of the episode, episodes, process id, 1 if JAX is loaded]. Action 9
+    triggers ``on_nine``; a file ``hung`` then exists from where it hangs. Step 20 kills the process
+    whose id is in the file ``victim``.
     """
 
     def __init__(
-        self, jitter_s: float = 0.0, on_nine: str = "nothing", *, hung: Path | None = None, victim: Path | None = None
+        self,
+        jitter_s: float = 0.0,
+        on_nine: str = "nothing",
+        *,
+        hung: Path | None = None,
+        victim: Path | None = None,
     ) -> None:
         self.observation_space = Box(-np.inf, np.inf, (5,), np.float64)
         self.action_space = Discrete(10)
-        self.jitter_s, self.on_nine, self.hung, self.victim, self.lived = jitter_s, on_nine, hung, victim, 0
+        self.jitter_s, self.on_nine, self.hung, self.victim, self.lived = (
+            jitter_s,
+            on_nine,
+            hung,
+            victim,
+            0,
+        )
         self.position, self.steps, self.episodes, self.length = 0.0, 0, 0, 1
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
@@ -50,7 +63,9 @@ class Walk(gymnasium.Env):
         return self._observe(), self.position, terminated, over and not terminated, {}
 
     def _observe(self) -> np.ndarray:
-        return np.array([self.position, self.steps, self.episodes, os.getpid(), "jax" in sys.modules])
+        return np.array(
+            [self.position, self.steps, self.episodes, os.getpid(), "jax" in sys.modules]
+        )
 
 
 def misbehave(how: str, hung: Path | None = None) -> None:
@@ -94,8 +109,8 @@ def wait_for(path: Path) -> None:
 class Kinds(gymnasium.Env):
     """A walk with any kind of observation and action, which ends after 3 to 8 steps.
 
-    Observations are a ``vector``, an ``image`` or a ``dict`` of a vector and a mask; actions ``Discrete``, a ``Box`` or
-    ``MultiDiscrete``.
+    Observations are a ``vector``, an ``image`` or a ``dict`` of a vector and a mask; actions
+    ``Discrete``, a ``Box`` or ``MultiDiscrete``.
     """
 
     def __init__(self, obs: str = "vector", action: str = "Discrete", size: int = 6) -> None:
@@ -103,7 +118,10 @@ class Kinds(gymnasium.Env):
         mask = Box(0, 1, (3,), np.int8)
         observed: dict[str, Any] = {"vector": vector, "image": image}
         observed["dict"] = Dict({"action_mask": mask, "vector": vector})
-        acted: dict[str, Any] = {"Discrete": Discrete(3), "Box": Box(-2.0, 1.0, (size,), np.float32)}
+        acted: dict[str, Any] = {
+            "Discrete": Discrete(3),
+            "Box": Box(-2.0, 1.0, (size,), np.float32),
+        }
         acted["MultiDiscrete"] = MultiDiscrete([2, 3])
         self.observation_space, self.action_space = observed[obs], acted[action]
         self.kind, self.place, self.steps, self.length = obs, np.zeros(3), 0, 1
@@ -119,10 +137,18 @@ class Kinds(gymnasium.Env):
         self.steps += 1
         over = self.steps >= self.length
         ended = over and self.length % 2 == 0
-        return self._observe(), float(self.place[0]), ended, over and not ended, {"height": float(self.place[1])}
+        return (
+            self._observe(),
+            float(self.place[0]),
+            ended,
+            over and not ended,
+            {"height": float(self.place[1])},
+        )
 
     def _observe(self) -> Any:
         vector = self.place.astype(np.float32)
         image = np.full((8, 8, 1), int(20 * abs(self.place[0])) % 255, np.uint8)
         mask = np.array([1, self.steps % 2, 1], np.int8)
-        return {"vector": vector, "image": image, "dict": {"action_mask": mask, "vector": vector}}[self.kind]
+        return {"vector": vector, "image": image, "dict": {"action_mask": mask, "vector": vector}}[
+            self.kind
+        ]

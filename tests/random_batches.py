@@ -1,4 +1,6 @@
-"""Random params, and random minibatches of the shapes that training has, for which nothing is compiled."""
+"""Random params, and random minibatches of the shapes that training has, for which nothing is
+compiled.
+"""
 
 from typing import Any
 
@@ -27,7 +29,10 @@ def redrawn(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
 def drawn_learned(rng: np.random.Generator, parts: dict[str, Part]) -> dict[str, Learned]:
     """Draw params and other target params, by part."""
     params = {name: redrawn(rng, init_shapes(part), 0.7) for name, part in parts.items()}
-    targets = {name: redrawn(rng, {t: params[name][t] for t in part.targets}, 0.7) for name, part in parts.items()}
+    targets = {
+        name: redrawn(rng, {t: params[name][t] for t in part.targets}, 0.7)
+        for name, part in parts.items()
+    }
     return {name: Learned(params[name], targets[name]) for name in parts}
 
 
@@ -44,7 +49,9 @@ def drawn_batch(rng: np.random.Generator, env: VecEnv, agent: BoundAgent) -> Any
     def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         if leaf.dtype == jnp.float32:
             return rng.normal(size=leaf.shape).astype(np.float32)
-        return (np.zeros(leaf.shape) if leaf.dtype == bool else rng.integers(0, 2, leaf.shape)).astype(leaf.dtype)
+        return (
+            np.zeros(leaf.shape) if leaf.dtype == bool else rng.integers(0, 2, leaf.shape)
+        ).astype(leaf.dtype)
 
     batch = jax.tree.map(drawn, jax.eval_shape(minibatch, example, learned))
     if not isinstance(batch, ReplayBatch) or isinstance(batch.last, tuple):

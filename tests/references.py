@@ -8,9 +8,14 @@ import numpy as np
 
 
 def gae(reward, terminated, truncated, value, next_value, discount, gae_lambda) -> np.ndarray:
-    """Compute the advantage of step t: the λ-weighted sum of the TD errors from t to the end of its episode."""
+    """Compute the advantage of step t: the λ-weighted sum of the TD errors from t to the end of its
+    episode.
+    """
     steps = len(reward)
-    delta = [reward[t] + (0.0 if terminated[t] else discount * next_value[t]) - value[t] for t in range(steps)]
+    delta = [
+        reward[t] + (0.0 if terminated[t] else discount * next_value[t]) - value[t]
+        for t in range(steps)
+    ]
     advantage = np.zeros(steps)
     for t in range(steps):
         for k in range(t, steps):
@@ -21,14 +26,18 @@ def gae(reward, terminated, truncated, value, next_value, discount, gae_lambda) 
 
 
 def lambda_return(reward, terminated, truncated, next_value, discount, return_lambda) -> np.ndarray:
-    """Compute the λ-return of step t: the weighted mean of all n-step returns from t that stay within its episode."""
+    """Compute the λ-return of step t: the weighted mean of all n-step returns from t that stay
+    within its episode.
+    """
     steps = len(reward)
     mean = np.zeros(steps)
     for t in range(steps):
         weight, total = 1.0, 0.0
         for k in range(t, steps):
             total += discount ** (k - t) * reward[k]
-            n_step_return = total + (0.0 if terminated[k] else discount ** (k - t + 1) * next_value[k])
+            n_step_return = total + (
+                0.0 if terminated[k] else discount ** (k - t + 1) * next_value[k]
+            )
             last = terminated[k] or truncated[k] or k == steps - 1
             mean[t] += weight * (1.0 if last else 1.0 - return_lambda) * n_step_return
             weight *= return_lambda
@@ -37,7 +46,18 @@ def lambda_return(reward, terminated, truncated, next_value, discount, return_la
     return mean
 
 
-def v_trace(reward, terminated, truncated, value, next_value, ratio, discount, trace_lambda, clip_rho, clip_c):
+def v_trace(
+    reward,
+    terminated,
+    truncated,
+    value,
+    next_value,
+    ratio,
+    discount,
+    trace_lambda,
+    clip_rho,
+    clip_c,
+):
     """Compute targets and advantages: equation 1 of arXiv 1802.01561 as a sum, and section 4.2."""
     steps = len(reward)
     rho, c = np.minimum(ratio, clip_rho), trace_lambda * np.minimum(ratio, clip_c)
@@ -57,8 +77,8 @@ def v_trace(reward, terminated, truncated, value, next_value, ratio, discount, t
 
 
 def n_step(reward, terminated, truncated, discount) -> tuple[float, float, int]:
-    """Return the sum of discounted rewards until the window or the episode ends, the bootstrap discount, and the index
-    of the last step.
+    """Return the sum of discounted rewards until the window or the episode ends, the bootstrap
+    discount, and the index of the last step.
     """
     total = 0.0
     for k in range(len(reward)):
@@ -69,8 +89,8 @@ def n_step(reward, terminated, truncated, discount) -> tuple[float, float, int]:
 
 
 def tanh_normal_log_prob(mean, scale, raw) -> np.ndarray:
-    """Compute the log-density of ``tanh(raw)`` by the change of variables and the plain slope, summed over the last
-    axis.
+    """Compute the log-density of ``tanh(raw)`` by the change of variables and the plain slope,
+    summed over the last axis.
     """
     mean, scale, raw = (np.asarray(x, np.float64) for x in (mean, scale, raw))
     normal = -0.5 * ((raw - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
@@ -121,7 +141,9 @@ def dropout_masks(run: Callable[[], Any], members: int) -> list[tuple[np.ndarray
     return [tuple(masks[i * layers : (i + 1) * layers]) for i in range(members)]
 
 
-def gradient(loss: Callable[[list[np.ndarray]], float], leaves: list[np.ndarray]) -> list[np.ndarray]:
+def gradient(
+    loss: Callable[[list[np.ndarray]], float], leaves: list[np.ndarray]
+) -> list[np.ndarray]:
     """Compute central finite differences of ``loss(leaves)``, one number at a time."""
     grads = [np.zeros_like(leaf) for leaf in leaves]
     for leaf, grad in zip(leaves, grads, strict=True):

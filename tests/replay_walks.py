@@ -1,4 +1,6 @@
-"""Random windows of replay with masks, and a network that walks through them, for references of targets."""
+"""Random windows of replay with masks, and a network that walks through them, for references of
+targets.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +26,11 @@ def drawn_params(rng: np.random.Generator, part: Part) -> dict[str, Any]:
 
 
 def draw(
-    rng: np.random.Generator, data: Replay, networks: dict[str, Network], num_actions: int, batch: int
+    rng: np.random.Generator,
+    data: Replay,
+    networks: dict[str, Network],
+    num_actions: int,
+    batch: int,
 ) -> SampledWindows:
     """Draw windows ``[1, B, W]`` with masks that allow all; their episodes end in either way.
 
@@ -32,7 +38,10 @@ def draw(
     """
     shape = 1, batch, window_length(data)
     ends, cuts = rng.random((2, *shape)) < 0.2
-    obs, next_obs = ({"action_mask": np.ones((*shape, num_actions), bool), "x": normal(rng, *shape, 2)} for _ in "ab")
+    obs, next_obs = (
+        {"action_mask": np.ones((*shape, num_actions), bool), "x": normal(rng, *shape, 2)}
+        for _ in "ab"
+    )
     action, reward = rng.integers(0, num_actions, shape).astype(np.int32), 3.0 * normal(rng, *shape)
     outcome = reward, next_obs, ends, cuts & ~ends
     steps = Transition(obs, action, *outcome, np.roll(ends | cuts, 1, axis=2), Extras({}, {}))
@@ -40,12 +49,14 @@ def draw(
     return SampledWindows(steps, jax.tree.map(lambda x: normal(rng, 1, *x.shape), zeros), None)
 
 
-def walk(net: Network, params: Any, sampled: SampledWindows, part: str) -> tuple[np.ndarray, np.ndarray]:
+def walk(
+    net: Network, params: Any, sampled: SampledWindows, part: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Run a network from step to step of the windows.
 
     Returns:
-        Outputs ``[W, B, ...]`` of the steps, and of the observations after each of them; members of an ensemble come
-        behind ``W``.
+        Outputs ``[W, B, ...]`` of the steps, and of the observations after each of them; members of
+        an ensemble come behind ``W``.
     """
     steps = jax.tree.map(lambda x: x[0], sampled.steps)
     memory = jax.tree.map(lambda x: x[0], sampled.memory[part]) if net.recurrent else ()
@@ -61,8 +72,12 @@ def walk(net: Network, params: Any, sampled: SampledWindows, part: str) -> tuple
     return np.stack(outputs), np.stack(following)
 
 
-def forbid(sampled: SampledWindows, now: tuple[np.ndarray, ...], following: tuple[np.ndarray, ...]) -> SampledWindows:
-    """Forbid each action that is the best by one of several values ``[W, B, num_actions]``, of each observation."""
+def forbid(
+    sampled: SampledWindows, now: tuple[np.ndarray, ...], following: tuple[np.ndarray, ...]
+) -> SampledWindows:
+    """Forbid each action that is the best by one of several values ``[W, B, num_actions]``, of each
+    observation.
+    """
     masked = []
     for obs, values in ((sampled.steps.obs, now), (sampled.steps.next_obs, following)):
         mask = obs["action_mask"].copy()
@@ -72,7 +87,9 @@ def forbid(sampled: SampledWindows, now: tuple[np.ndarray, ...], following: tupl
     return sampled._replace(steps=sampled.steps._replace(obs=masked[0], next_obs=masked[1]))
 
 
-def batch_of(sampled: SampledWindows, data: Replay, discount: float, *, memory: bool) -> ReplayBatch:
+def batch_of(
+    sampled: SampledWindows, data: Replay, discount: float, *, memory: bool
+) -> ReplayBatch:
     """Return the windows as losses read them."""
     batch = fold_n_steps(sampled, jnp.float32(discount), data, memory=memory)
     return jax.tree.map(lambda x: np.asarray(x)[0].swapaxes(0, 1), batch)

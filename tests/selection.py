@@ -102,7 +102,11 @@ def merged(recorded: dict[str, Cost], measured: dict[str, Cost]) -> dict[str, Co
         slower = old is not None and abs(cost.cpu_s - old.cpu_s) > max(0.3, old.cpu_s / 3)
         if old is None or slower or cost[1:] != old[1:]:
             new[name] = cost
-    return {name: cost for name, cost in sorted(new.items()) if cost.operations or cost.processes or cost.cpu_s >= 0.3}
+    return {
+        name: cost
+        for name, cost in sorted(new.items())
+        if cost.operations or cost.processes or cost.cpu_s >= 0.3
+    }
 
 
 def write_costs(costs: dict[str, Cost]) -> None:
@@ -111,7 +115,10 @@ def write_costs(costs: dict[str, Cost]) -> None:
     Args:
         costs: Costs by name.
     """
-    lines = [f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(list(cost))}" for name, cost in costs.items()]
+    lines = [
+        f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(list(cost))}"
+        for name, cost in costs.items()
+    ]
     COSTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
@@ -133,7 +140,10 @@ def growth(recorded: dict[str, Cost], measured: dict[str, Cost]) -> str | None:
         now = sum(getattr(cost, figure) for cost in measured.values())
         if now > (1 + PLAY) * before:
             grown = sorted(
-                measured, key=lambda name: getattr(recorded.get(name, Cost()), figure) - getattr(measured[name], figure)
+                measured,
+                key=lambda name: (
+                    getattr(recorded.get(name, Cost()), figure) - getattr(measured[name], figure)
+                ),
             )
             names = ", ".join(grown[:5])
             return (

@@ -1,5 +1,5 @@
-"""Multi-agent environments: spaces and rewards, networks, targets and optimizers of agents, and the probes with two
-agents, each of which fails for a bug that only multi-agent code can have.
+"""Multi-agent environments: spaces and rewards, networks, targets and optimizers of agents, and the
+probes with two agents, each of which fails for a bug that only multi-agent code can have.
 """
 
 import csv
@@ -35,10 +35,14 @@ NUM_ENVS = 16
 
 
 def counting(num_agents: int | None = 2, *, shared_reward: bool = False, **changes) -> Env:
-    """Build a two-step environment: agent i is paid ``10 * i + action``; a shared reward is the sum of the actions."""
+    """Build a two-step environment: agent i is paid ``10 * i + action``; a shared reward is the sum
+    of the actions.
+    """
     obs = {"seen": jnp.zeros((2, 3)), STATE: jnp.zeros(4), OUT: jnp.zeros(2, bool)} | changes
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
-    spec = EnvSpec("counting", shapes, Discrete(2), 2, num_agents=num_agents, shared_reward=shared_reward)
+    spec = EnvSpec(
+        "counting", shapes, Discrete(2), 2, num_agents=num_agents, shared_reward=shared_reward
+    )
 
     def step(state, action, key):
         own = 10.0 * jnp.arange(2) + action
@@ -62,7 +66,11 @@ def test_an_episode_counts_what_the_team_and_what_each_agent_got(shared: bool):
     assert timestep.truncated.tolist() == [True] * 3 and not timestep.terminated.any()
     assert timestep.episode.length.tolist() == [2, 2, 2]
     if shared:
-        assert timestep.episode.agents == () and timestep.episode.returns.tolist() == [2.0, 4.0, 0.0]
+        assert timestep.episode.agents == () and timestep.episode.returns.tolist() == [
+            2.0,
+            4.0,
+            0.0,
+        ]
     else:
         assert timestep.episode.agents.tolist() == [[0.0, 22.0], [2.0, 22.0], [0.0, 20.0]]
         assert timestep.episode.returns.tolist() == [22.0, 24.0, 20.0]
@@ -101,12 +109,20 @@ def test_the_world_of_the_docs_is_one():
 
 
 def test_algorithms_are_for_one_agent_or_for_several():
-    several, one = counting().spec, EnvSpec("alone", jax.ShapeDtypeStruct((2,), jnp.float32), Discrete(2))
+    several, one = (
+        counting().spec,
+        EnvSpec("alone", jax.ShapeDtypeStruct((2,), jnp.float32), Discrete(2)),
+    )
     for algorithm in (jf.ppo(), jf.pqn(), jf.dqn()):
-        with pytest.raises(ValueError, match=r"is for one agent, and counting has 2: write algo=ippo, algo=mappo or"):
+        with pytest.raises(
+            ValueError,
+            match=r"is for one agent, and counting has 2: write algo=ippo, algo=mappo or",
+        ):
             bind(algorithm, several, 4)
     for algorithm in (jf.ippo(), jf.mappo(), jf.pqn_vdn()):
-        with pytest.raises(ValueError, match="is for several agents, and alone has one: write algo=ppo"):
+        with pytest.raises(
+            ValueError, match="is for several agents, and alone has one: write algo=ppo"
+        ):
             bind(algorithm, one, 4)
     with pytest.raises(ValueError, match="no key 'state': write some of seen"):
         blind = several._replace(obs={"seen": several.obs["seen"]})
@@ -127,7 +143,9 @@ def networks(obs: dict, recurrent_size: int) -> tuple[Network, Network, Network]
     """Build a network for one agent, and the two ways to build a network for all agents from it."""
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), obs)
     one, numbered = (
-        make_network(obs_of_one(spec, 3, shared=shared), 2, hidden=(8,), recurrent_size=recurrent_size)
+        make_network(
+            obs_of_one(spec, 3, shared=shared), 2, hidden=(8,), recurrent_size=recurrent_size
+        )
         for shared in (False, True)
     )
     return one, separate_networks(one, 3), shared_network(numbered, 3)
@@ -137,7 +155,10 @@ def networks(obs: dict, recurrent_size: int) -> tuple[Network, Network, Network]
 def test_networks_of_all_agents_say_what_that_of_each_would(recurrent_size: int):
     obs, first = observations(5, 2), jnp.zeros((5, 2), bool).at[0].set(True).at[3, 1].set(True)
     one, separate, shared = networks(obs, recurrent_size)
-    own, together = jax.jit(separate.init)(jax.random.key(0)), jax.jit(shared.init)(jax.random.key(1))
+    own, together = (
+        jax.jit(separate.init)(jax.random.key(0)),
+        jax.jit(shared.init)(jax.random.key(1)),
+    )
     outputs, after = jax.jit(separate.apply)(own, separate.initial_memory(2), obs, first)
     say, alone = jax.jit(shared.apply), jax.jit(one.apply)
     numbered, _ = say(together, shared.initial_memory(2), obs, first)
@@ -154,11 +175,15 @@ def test_networks_of_all_agents_say_what_that_of_each_would(recurrent_size: int)
         alike |= {"b": obs["b"].at[:].set(obs["b"][:, :, i : i + 1])}
         others, _ = say(together, shared.initial_memory(2), alike, first)
         np.testing.assert_allclose(others[:, :, i], numbered[:, :, i], atol=1e-6)
-        assert not np.allclose(others[:, :, (i + 1) % 3], numbered[:, :, i], atol=1e-3)  # it sees its number
+        assert not np.allclose(
+            others[:, :, (i + 1) % 3], numbered[:, :, i], atol=1e-3
+        )  # it sees its number
     for network, params in ((separate, own), (shared, together)):
         memory = jax.tree.map(lambda x: jnp.stack([x] * 5), network.initial_memory(2))
         apart, _ = jax.jit(partial(apply_apart, network))(params, memory, obs, jnp.ones_like(first))
-        each, _ = jax.jit(network.apply)(params, network.initial_memory(2), obs, jnp.ones_like(first))
+        each, _ = jax.jit(network.apply)(
+            params, network.initial_memory(2), obs, jnp.ones_like(first)
+        )
         np.testing.assert_allclose(apart, each, atol=1e-6)
 
 
@@ -166,35 +191,53 @@ def test_agents_with_networks_of_their_own_have_optimizers_of_their_own():
     separate = networks(observations(1, 1), 0)[1]
     hyper = jf.ppo(max_grad_norm=0.1).hyper
     part = Part({"policy": separate}, lambda *given: None, {"policy": make_optimizer("adam")})
-    optimizer, alone = with_own_optimizers(part).optimizers["policy"](hyper), make_optimizer("adam")(hyper)
+    optimizer, alone = (
+        with_own_optimizers(part).optimizers["policy"](hyper),
+        make_optimizer("adam")(hyper),
+    )
     params = jax.jit(separate.init)(jax.random.key(0))
     grads = jax.tree.map(lambda x: jnp.asarray(RNG.normal(size=x.shape), x.dtype), params)
-    grads = jax.tree.map(lambda x: x * jnp.array([1.0, 10.0, 1e-3]).reshape(3, *[1] * (x.ndim - 1)), grads)
+    grads = jax.tree.map(
+        lambda x: x * jnp.array([1.0, 10.0, 1e-3]).reshape(3, *[1] * (x.ndim - 1)), grads
+    )
     change, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
     step = jax.jit(alone.update)
     for i in range(3):
         mine, mine_grads = jax.tree.map(lambda x, i=i: x[i], (params, grads))
         expected, _ = step(mine_grads, alone.init(mine), mine)
         jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=1e-5), jax.tree.map(lambda x, i=i: x[i], change), expected
+            partial(np.testing.assert_allclose, rtol=1e-5),
+            jax.tree.map(lambda x, i=i: x[i], change),
+            expected,
         )
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_agent_that_goes_out_ends_its_own_return_but_not_the_teams(shared: bool):
     hyper = jf.ppo(discount=0.5, gae_lambda=1.0).hyper
-    out = jnp.array([[[False, False]], [[False, True]], [[False, True]]])  # [T, E, A]: agent 1 leaves after a step
+    out = jnp.array(
+        [[[False, False]], [[False, True]], [[False, True]]]
+    )  # [T, E, A]: agent 1 leaves after a step
     next_out = jnp.concatenate([out[1:], out[-1:]])
     flag, ended = jnp.zeros((3, 1), bool), jnp.array([[False], [False], [True]])
     reward = jnp.ones((3, 1)) if shared else jnp.ones((3, 1, 2))
-    rollout = Transition({OUT: out}, jnp.zeros((3, 1, 2)), reward, {OUT: next_out}, ended, flag, flag, ())
+    rollout = Transition(
+        {OUT: out}, jnp.zeros((3, 1, 2)), reward, {OUT: next_out}, ended, flag, flag, ()
+    )
     zeros = jnp.zeros((3, 1, 2))
-    found = targets_of_agents(counting(shared_reward=shared).spec)(Values(zeros, zeros), rollout, hyper)
+    found = targets_of_agents(counting(shared_reward=shared).spec)(
+        Values(zeros, zeros), rollout, hyper
+    )
     assert found["value_target"][0, 0].tolist() == ([1.75, 1.75] if shared else [1.75, 1.0])
     assert found[TAKES_PART][:, 0].tolist() == [[True, True], [True, False], [True, False]]
     if shared:  # one value for the team
-        found = targets_of_agents(counting(shared_reward=True).spec)(Values(flag * 0.0, flag * 0.0), rollout, hyper)
-        assert found["value_target"].shape == (3, 1) and found["advantage"][0, 0].tolist() == [1.75, 1.75]
+        found = targets_of_agents(counting(shared_reward=True).spec)(
+            Values(flag * 0.0, flag * 0.0), rollout, hyper
+        )
+        assert found["value_target"].shape == (3, 1) and found["advantage"][0, 0].tolist() == [
+            1.75,
+            1.75,
+        ]
 
 
 def test_a_teams_value_sums_what_is_allowed_over_the_agents_that_take_part():
@@ -210,13 +253,21 @@ def test_a_teams_value_sums_what_is_allowed_over_the_agents_that_take_part():
             taken[t] += q[t, agent, action[t, agent]]
     assert (best != np.where(out, 0.0, q.max(axis=-1)).sum(axis=-1)).any(), "masks matter here"
     space = Discrete(num_actions)
-    obs = {"seen": jnp.zeros((num_steps, num_agents, 1)), "action_mask": jnp.asarray(mask), OUT: jnp.asarray(out)}
+    obs = {
+        "seen": jnp.zeros((num_steps, num_agents, 1)),
+        "action_mask": jnp.asarray(mask),
+        OUT: jnp.asarray(out),
+    }
     np.testing.assert_allclose(best_together(space, jnp.asarray(q), obs, None), best, rtol=1e-5)
-    np.testing.assert_allclose(taken_together(space, jnp.asarray(q), obs, jnp.asarray(action)), taken, rtol=1e-5)
+    np.testing.assert_allclose(
+        taken_together(space, jnp.asarray(q), obs, jnp.asarray(action)), taken, rtol=1e-5
+    )
 
 
 def one_of(which: jax.Array) -> VecEnv:
-    """Build the two-agent probe number ``which``, where ``which`` is an argument of the compiled program."""
+    """Build the two-agent probe number ``which``, where ``which`` is an argument of the compiled
+    program.
+    """
     probes = [make() for make in TWO_AGENTS.values()]
 
     def reset(key, params):
@@ -228,7 +279,13 @@ def one_of(which: jax.Array) -> VecEnv:
     return vectorize(Env(probes[0].spec, reset, step), num_envs=NUM_ENVS)
 
 
-COMMON = dict(learning_rate=Linear(1e-2, 0.0), discount=0.8, rollout_length=16, num_epochs=4, num_minibatches=4)
+COMMON = dict(
+    learning_rate=Linear(1e-2, 0.0),
+    discount=0.8,
+    rollout_length=16,
+    num_epochs=4,
+    num_minibatches=4,
+)
 NETWORKS = dict(policy_hidden=(16,), value_hidden=(16,), entropy_coef=0.001)
 ALGORITHMS = {
     "ippo": jf.ippo(**COMMON, **NETWORKS, share_parameters=False),
@@ -239,8 +296,8 @@ ALGORITHMS = {
 
 @cache
 def trained(name: str):
-    """Return the mean return of the greedy policy in each probe, the critic's value in ``two_state`` where the state
-    is 1, and the actions in all probes.
+    """Return the mean return of the greedy policy in each probe, the critic's value in
+    ``two_state`` where the state is 1, and the actions in all probes.
     """
     algorithm, total_steps = ALGORITHMS[name], 10_000
     agent = bind(algorithm, one_of(jnp.int32(0)).spec, NUM_ENVS)
@@ -250,22 +307,36 @@ def trained(name: str):
         graph, _ = build_graph(env, algorithm, GraphOptions(total_steps=total_steps))
         state = graphs.init(graph, key, algorithm.hyper)
         ticks = total_steps // (NUM_ENVS * agent.rollout_length)
-        private = jax.lax.scan(lambda s, _: (graphs.tick(graph, s)[0], None), state, length=ticks)[0].private
+        private = jax.lax.scan(lambda s, _: (graphs.tick(graph, s)[0], None), state, length=ticks)[
+            0
+        ].private
         learned = {part: state.learned for part, state in private["learn"].items()}
 
         def greedy(carry, obs, first, key):
-            action, carry = agent.acting.greedy(agent.acting.greedy_weights(learned), carry, obs, first, key)
+            action, carry = agent.acting.greedy(
+                agent.acting.greedy_weights(learned), carry, obs, first, key
+            )
             return action, carry, ()
 
         carry = agent.acting.greedy_carry(NUM_ENVS)
         _, rollout, metrics = unroll(env, greedy, start(env, carry, key), key, 64)
         (network_name, network), *_ = agent.parts["critic"].networks.items()
-        obs = {"own": jnp.ones((1, 1, 2, 1)), STATE: jnp.ones((1, 1, 1)), OUT: jnp.zeros((1, 1, 2), bool)}
+        obs = {
+            "own": jnp.ones((1, 1, 2, 1)),
+            STATE: jnp.ones((1, 1, 1)),
+            OUT: jnp.zeros((1, 1, 2), bool),
+        }
         params = learned["critic"].params[network_name]
         outputs, _ = network.apply(params, network.initial_memory(1), obs, jnp.ones((1, 1), bool))
-        return metrics["episode_return_sum"] / metrics["episodes"], outputs.reshape(-1), rollout.action
+        return (
+            metrics["episode_return_sum"] / metrics["episodes"],
+            outputs.reshape(-1),
+            rollout.action,
+        )
 
-    scores, values, actions = jax.jit(jax.vmap(run, (0, None)))(jnp.arange(len(TWO_AGENTS)), jax.random.key(1))
+    scores, values, actions = jax.jit(jax.vmap(run, (0, None)))(
+        jnp.arange(len(TWO_AGENTS)), jax.random.key(1)
+    )
     places = {probe: i for i, probe in enumerate(TWO_AGENTS)}
     return (
         {probe: float(scores[i]) for probe, i in places.items()},
@@ -290,9 +361,15 @@ def test_one_agents_policy_does_what_that_of_all_does_in_its_place(shared: bool,
     spec, sizes = counting().spec, dict(policy_hidden=(4,), value_hidden=(4,), recurrent_size=3)
     algorithm = jf.mappo(**sizes, share_parameters=shared, normalize_observations=True)
     agent = bind(algorithm, spec, 4)
-    learned = {"actor": Learned(jax.jit(partial(init_params, agent.parts["actor"]))(jax.random.key(0)))}
-    seen = jax.tree.map(lambda s: jnp.asarray(3.0 * RNG.normal(size=(6, *s.shape)) + 1.0, s.dtype), spec.obs)
-    params = PolicyParams(agent.acting.greedy_weights(learned), update_stats(init_stats(spec.obs), seen, 1))
+    learned = {
+        "actor": Learned(jax.jit(partial(init_params, agent.parts["actor"]))(jax.random.key(0)))
+    }
+    seen = jax.tree.map(
+        lambda s: jnp.asarray(3.0 * RNG.normal(size=(6, *s.shape)) + 1.0, s.dtype), spec.obs
+    )
+    params = PolicyParams(
+        agent.acting.greedy_weights(learned), update_stats(init_stats(spec.obs), seen, 1)
+    )
     made_by = {"algo": "mappo", "options": algorithm.options, "normalize_observations": True}
     policy = make_policy(spec, agent.acting, params, made_by)
     first, key = jnp.array([True, False, True, False, False, True]), jax.random.key(0)
@@ -300,7 +377,9 @@ def test_one_agents_policy_does_what_that_of_all_does_in_its_place(shared: bool,
     together, after = jax.jit(policy.act)(policy.params, carry, seen, first, key)
     for number in range(2):
         alone = policy.agent(number)
-        assert alone.spec.num_agents is None and alone.spec.obs == {"seen": jax.ShapeDtypeStruct((3,), jnp.float32)}
+        assert alone.spec.num_agents is None and alone.spec.obs == {
+            "seen": jax.ShapeDtypeStruct((3,), jnp.float32)
+        }
         mine, own = jax.tree.map(lambda x, i=number: x[:, i], (seen["seen"], carry))
         action, own = jax.jit(alone.act)(alone.params, own, {"seen": mine}, first, key)
         assert action.tolist() == together[:, number].tolist()
@@ -317,12 +396,30 @@ def test_one_agents_policy_does_what_that_of_all_does_in_its_place(shared: bool,
 
 def test_a_run_of_several_agents_leaves_what_one_of_a_single_one_does(tmp_path):
     env = vectorize(TWO_AGENTS["two_credit"](), num_envs=4)
-    algo = jf.mappo(rollout_length=4, policy_hidden=(4,), value_hidden=(4,), recurrent_size=3, share_parameters=False)
-    result = jf.learn(env, algo, total_steps=32, eval_every=32, eval_episodes=3, run_dir=tmp_path / "run")
+    algo = jf.mappo(
+        rollout_length=4,
+        policy_hidden=(4,),
+        value_hidden=(4,),
+        recurrent_size=3,
+        share_parameters=False,
+    )
+    result = jf.learn(
+        env, algo, total_steps=32, eval_every=32, eval_episodes=3, run_dir=tmp_path / "run"
+    )
     with (tmp_path / "run" / "evals.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["seed", "env_steps", "wall_s", "return", "length", "return_0", "return_1"]
-    assert all(float(row["return"]) == float(row["return_0"]) + float(row["return_1"]) for row in rows)
+    assert list(rows[0]) == [
+        "seed",
+        "env_steps",
+        "wall_s",
+        "return",
+        "length",
+        "return_0",
+        "return_1",
+    ]
+    assert all(
+        float(row["return"]) == float(row["return_0"]) + float(row["return_1"]) for row in rows
+    )
     policy = jf.load_policy(tmp_path / "run" / "policy")
     assert policy.spec == env.spec
     obs, first = env.reset(jax.random.key(0))[1], jnp.ones(4, bool)
@@ -330,4 +427,6 @@ def test_a_run_of_several_agents_leaves_what_one_of_a_single_one_does(tmp_path):
         action, _ = own.act(own.params, own.initial_carry(4), obs, first, jax.random.key(0))
         assert action.shape == (4, 2) and action.dtype == jnp.int32
     for name in ("jax", "onnx"):
-        assert export_policy(policy, tmp_path, name)[1].endswith("0 actions differ from the policy's")
+        assert export_policy(policy, tmp_path, name)[1].endswith(
+            "0 actions differ from the policy's"
+        )

@@ -43,14 +43,22 @@ def algo():
 
 
 def small_sac(**options):
-    sizes = dict(policy_hidden=(16,), critic_hidden=(16,), batch_size=16, buffer_size=1000, updates_per_tick=2)
+    sizes = dict(
+        policy_hidden=(16,),
+        critic_hidden=(16,),
+        batch_size=16,
+        buffer_size=1000,
+        updates_per_tick=2,
+    )
     return jf.sac(**{**sizes, "warmup_steps": 4, **options})
 
 
 def test_learn_in_one_call_writes_nothing(env, algo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = []
-    result = jf.learn(env, algo, total_steps=400, num_seeds=2, eval_episodes=3, on_metrics=rows.append)
+    result = jf.learn(
+        env, algo, total_steps=400, num_seeds=2, eval_episodes=3, on_metrics=rows.append
+    )
     assert result.history == rows
     assert {row["kind"] for row in rows} == {"train", "eval"}
     assert result.summary["env_steps"] == 400
@@ -63,8 +71,12 @@ def test_train_step_jits_scans_and_shows_its_shapes(env, algo):
     init, train_step = jf.make_train_step(env, algo)
     state = jax.eval_shape(init, jax.random.key(0))
     after, metrics = jax.eval_shape(train_step, state)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    scan = jax.jit(lambda s: jax.lax.scan(lambda s, _: train_step(s), s, length=3), donate_argnums=0)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+    scan = jax.jit(
+        lambda s: jax.lax.scan(lambda s, _: train_step(s), s, length=3), donate_argnums=0
+    )
     state, metrics = scan(init(jax.random.key(0)))
     assert int(state.tick) == 3
     assert metrics["learn/critic/critic_loss"].shape == (3,)
@@ -103,7 +115,9 @@ def test_a_loss_of_ones_own_is_used(env):
 
 
 def test_a_world_of_ones_own():
-    spec = jf.EnvSpec("walk", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=10)
+    spec = jf.EnvSpec(
+        "walk", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=10
+    )
 
     def reset(key, params):
         position = jax.random.uniform(key, (1,), minval=-1.0, maxval=1.0)
@@ -135,7 +149,9 @@ def test_a_saved_policy_acts_the_same_without_its_run(env, saved):
     policy = jf.load_policy(folder)  # as `evaluate` takes it; `folder / "policy"` is the same
     for obs in np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32):
         np.testing.assert_array_equal(policy(obs), result.policy(obs))
-    returns = [jf.evaluate_policy(p, env, jax.random.key(1), episodes=4) for p in (policy, result.policy)]
+    returns = [
+        jf.evaluate_policy(p, env, jax.random.key(1), episodes=4) for p in (policy, result.policy)
+    ]
     np.testing.assert_array_equal(*returns)
 
 
@@ -182,7 +198,9 @@ def test_setup_makes_the_devices_and_importing_changes_nothing():
     assert done.stdout.split() == ["3"], done.stderr
 
 
-@pytest.mark.parametrize("algo", [small_sac(), jf.ppo(recurrent_size=8)], ids=["sac", "recurrent ppo"])
+@pytest.mark.parametrize(
+    "algo", [small_sac(), jf.ppo(recurrent_size=8)], ids=["sac", "recurrent ppo"]
+)
 def test_many_seeds_start_without_a_decomposition(env, algo):
     """Two LAPACK calls under vmap in one program hang a CPU of two cores (JAX 0.10.2)."""
     init, _ = jf.make_train_step(env, algo)
@@ -198,11 +216,17 @@ RATES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rate", "key"), RATES, ids=[f"{name}-{rate}" for name, rate, _ in RATES])
+@pytest.mark.parametrize(
+    ("name", "rate", "key"), RATES, ids=[f"{name}-{rate}" for name, rate, _ in RATES]
+)
 def test_library_and_command_refuse_the_same_numbers_with_the_same_words(name, rate, key):
     least, most = key.minimum, key.maximum
     wrong = ["fast", float("nan"), float("inf"), None, True]
-    wrong += [] if least is None else [least - 1, f"linear:{least}:{least - 1}", f"cosine:{least - 1}:{least}"]
+    wrong += (
+        []
+        if least is None
+        else [least - 1, f"linear:{least}:{least - 1}", f"cosine:{least - 1}:{least}"]
+    )
     wrong += [] if most is None else [most + 1, f"linear:{most + 1}:{most}"]
     for value in wrong:
         with pytest.raises(ConfigError) as command:
@@ -211,17 +235,29 @@ def test_library_and_command_refuse_the_same_numbers_with_the_same_words(name, r
             ALGORITHMS[name](**{rate.removeprefix("algo."): value})
         said, instead = (str(error.value).partition(": write ")[2] for error in (library, command))
         assert said == instead, (value, said, instead)
-    assert least is not None or rate == "algo.target_entropy_per_action" or rate.startswith("algo.value_")
+    assert (
+        least is not None
+        or rate == "algo.target_entropy_per_action"
+        or rate.startswith("algo.value_")
+    )
 
 
 def test_a_function_of_progress_is_a_schedule(env):
     rows = []
     algo = small_sac(learning_rate=lambda progress: 1e-3 if progress < 0.5 else 1e-4)
-    state = jf.learn(env, algo, total_steps=4e2, eval_episodes=np.int64(2), on_metrics=rows.append).state
+    state = jf.learn(
+        env, algo, total_steps=4e2, eval_episodes=np.int64(2), on_metrics=rows.append
+    ).state
     rates = [row["rate/learning_rate"] for row in rows if row["kind"] == "train"]
-    assert rates[0] == pytest.approx(1e-3) and rates[-1] == pytest.approx(1e-4) and len(set(rates)) <= 3
+    assert (
+        rates[0] == pytest.approx(1e-3)
+        and rates[-1] == pytest.approx(1e-4)
+        and len(set(rates)) <= 3
+    )
     assert rows[-1]["env_steps"] == 400 and int(state.tick) == 100
-    with pytest.raises(ValueError, match=r"learning_rate=function from 1.0 to -1.0.*: write a number of at least 0"):
+    with pytest.raises(
+        ValueError, match=r"learning_rate=function from 1.0 to -1.0.*: write a number of at least 0"
+    ):
         small_sac(learning_rate=lambda progress: 1 - 2 * progress)
 
 
@@ -252,10 +288,15 @@ def test_a_wrong_number_in_a_call_ends_in_one_line(env, algo, wrong, words):
 def test_resuming_needs_the_same_options_of_the_environment(tmp_path, algo):
     def train(steps, resume=None, **options):
         env = jf.make_env("pendulum", num_envs=4, **options)
-        jf.learn(env, algo, total_steps=steps, eval_episodes=1, run_dir=tmp_path / "run", resume=resume)
+        jf.learn(
+            env, algo, total_steps=steps, eval_episodes=1, run_dir=tmp_path / "run", resume=resume
+        )
 
     train(8, g=10.0)
-    with pytest.raises(ValueError, match=r"env.arguments was g=10.0 id=Pendulum-v1 in .* and is g=9.0 id=Pendulum-v1"):
+    with pytest.raises(
+        ValueError,
+        match=r"env.arguments was g=10.0 id=Pendulum-v1 in .* and is g=9.0 id=Pendulum-v1",
+    ):
         train(16, tmp_path / "run", g=9.0)
     train(16, tmp_path / "run", g=10.0)
 
@@ -283,7 +324,9 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("name", "value", "instead"), CHOICES)
-def test_learn_refuses_what_the_command_refuses_before_anything_is_compiled(env, algo, name, value, instead):
+def test_learn_refuses_what_the_command_refuses_before_anything_is_compiled(
+    env, algo, name, value, instead
+):
     def compiled(*args: Any) -> Any:
         raise AssertionError("compiled")
 
@@ -294,7 +337,9 @@ def test_learn_refuses_what_the_command_refuses_before_anything_is_compiled(env,
         with pytest.raises(ValueError, match=words):
             jf.make_train_step(env, algo._replace(build=compiled), **{name: value})
     if name in ("overlap", "average", "nan", "log") and value is not None:
-        with pytest.raises(ConfigError, match=f"{name}={value}: write {instead.removesuffix(', all')}"):
+        with pytest.raises(
+            ConfigError, match=f"{name}={value}: write {instead.removesuffix(', all')}"
+        ):
             compose([f"{name}={value}"])
 
 
@@ -363,22 +408,34 @@ class Simulator(gymnasium.Env):
 
 
 @pytest.mark.parametrize(("every", "made", "most"), [(0, 2, 1), (10, 5, 4)])
-def test_a_simulator_of_which_there_is_one_is_made_once_and_evaluations_keep_theirs(every, made, most):
+def test_a_simulator_of_which_there_is_one_is_made_once_and_evaluations_keep_theirs(
+    every, made, most
+):
     Simulator.made = Simulator.alive = Simulator.most = 0
     env = jf.make_env("custom", make=Simulator, num_envs=1)
-    result = jf.learn(env, small_sac(), total_steps=40, eval_every=every, eval_episodes=3, eval_beside=False)
+    result = jf.learn(
+        env, small_sac(), total_steps=40, eval_every=every, eval_episodes=3, eval_beside=False
+    )
     env.close()
     assert (Simulator.made, Simulator.most) == (made, most)
     returns = [row["eval_return_mean"] for row in result.history if row["kind"] == "eval"]
     assert len(returns) == (4 if every else 0)
-    assert len(set(returns)) <= 1  # rewards depend on the seed only: each evaluation begins with the same states
+    assert (
+        len(set(returns)) <= 1
+    )  # rewards depend on the seed only: each evaluation begins with the same states
     assert (result.summary["eval_return_mean"] is None) == (every == 0)
 
 
-@pytest.mark.parametrize(("num_envs", "options"), [(1, {"eval_share": True}), (3, {"eval_share": True}), (3, {})])
+@pytest.mark.parametrize(
+    ("num_envs", "options"), [(1, {"eval_share": True}), (3, {"eval_share": True}), (3, {})]
+)
 def test_nothing_makes_another_simulator(num_envs, options, monkeypatch):
-    """As many as asked for, after one that has the spaces, is measured where workers may help, and is closed."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)  # with one core, none helps
+    """As many as asked for, after one that has the spaces, is measured where workers may help, and
+    is closed.
+    """
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: {0}, raising=False
+    )  # with one core, none helps
     Simulator.made = Simulator.alive = Simulator.most = 0
     env = jf.make_env("custom", make=Simulator, num_envs=num_envs)
     every = {"eval_every": 12 if options else 0}
@@ -387,7 +444,9 @@ def test_nothing_makes_another_simulator(num_envs, options, monkeypatch):
     assert (Simulator.made, Simulator.most, Simulator.alive) == (num_envs + 1, num_envs, 0)
     if options:
         returns = [row["eval_return_mean"] for row in result.history if row["kind"] == "eval"]
-        assert len(returns) == 4 and len(set(returns)) == 1  # each evaluation begins with the same states
+        assert (
+            len(returns) == 4 and len(set(returns)) == 1
+        )  # each evaluation begins with the same states
         assert result.summary["eval_episodes"] == 4
 
 
@@ -395,8 +454,15 @@ def test_a_whole_command_makes_no_other_simulator(tmp_path, commands):
     """Neither the kind of actions, nor the workers, nor the command for pictures costs an instance."""
     imports = "import gymnasium\nimport numpy as np\n"
     register = "gymnasium.register('Simulator-v0', 'simulators:Simulator')\n"
-    (tmp_path / "simulators.py").write_text(f"{imports}\n{inspect.getsource(Simulator)}\n{register}")
-    small = ["algo.policy_hidden=[4]", "algo.critic_hidden=[4]", "algo.warmup_steps=8", "algo.buffer_size=64"]
+    (tmp_path / "simulators.py").write_text(
+        f"{imports}\n{inspect.getsource(Simulator)}\n{register}"
+    )
+    small = [
+        "algo.policy_hidden=[4]",
+        "algo.critic_hidden=[4]",
+        "algo.warmup_steps=8",
+        "algo.buffer_size=64",
+    ]
     words = [
         "env=gymnasium",
         "env.id=simulators:Simulator-v0",
@@ -409,8 +475,14 @@ def test_a_whole_command_makes_no_other_simulator(tmp_path, commands):
     def instances(command: str, *line: str) -> tuple[str, list[str]]:
         program = "import os, sys; sys.path.insert(0, '.'); os.sched_getaffinity = lambda process: {0}  # one core\n"
         program += f"from jaxrl_fast import {command} as command"
-        lines = [program, "from simulators import Simulator as S", f"assert command.main({list(line)}) == 0"]
-        ended = commands.run(tmp_path, "python", *lines, "print('instances', S.made, S.most, S.alive)", trains=True)
+        lines = [
+            program,
+            "from simulators import Simulator as S",
+            f"assert command.main({list(line)}) == 0",
+        ]
+        ended = commands.run(
+            tmp_path, "python", *lines, "print('instances', S.made, S.most, S.alive)", trains=True
+        )
         assert ended.status == 0, ended.err
         out, _, counts = ended.out.partition("instances ")
         return out, counts.split()
@@ -418,8 +490,13 @@ def test_a_whole_command_makes_no_other_simulator(tmp_path, commands):
     out, counts = instances("train", *words, "eval.every=0", "num_envs=1", "run_dir=one")
     assert counts == ["2", "1", "0"] and "not evaluated (eval.every=0), after 32 steps" in out
     assert "sac (algo not given: chosen for continuous actions)" in out
-    out, counts = instances("train", *words, "eval.share=true", "eval.episodes=2", "num_envs=3", "run_dir=three")
-    assert counts == ["4", "3", "0"] and "running episodes were truncated for evaluations (eval.share)" in out
+    out, counts = instances(
+        "train", *words, "eval.share=true", "eval.episodes=2", "num_envs=3", "run_dir=three"
+    )
+    assert (
+        counts == ["4", "3", "0"]
+        and "running episodes were truncated for evaluations (eval.share)" in out
+    )
     assert instances("evaluate", "three", "episodes=3")[1][:2] == ["2", "1"]
 
 
@@ -427,10 +504,28 @@ def test_a_run_without_evaluations(env, algo, tmp_path):
     def evaluate(params, fresh):
         raise AssertionError("evaluated")
 
-    result = jf.learn(env, algo, total_steps=40, num_seeds=2, eval_every=0, evaluator=evaluate, run_dir=tmp_path / "a")
-    assert result.summary["eval_episodes"] == 0 and not [row for row in result.history if row["kind"] == "eval"]
+    result = jf.learn(
+        env,
+        algo,
+        total_steps=40,
+        num_seeds=2,
+        eval_every=0,
+        evaluator=evaluate,
+        run_dir=tmp_path / "a",
+    )
+    assert result.summary["eval_episodes"] == 0 and not [
+        row for row in result.history if row["kind"] == "eval"
+    ]
     assert jf.load_policy(tmp_path / "a").spec.name == env.spec.name
-    resumed = jf.learn(env, algo, total_steps=80, num_seeds=2, eval_every=0, resume=tmp_path / "a", evaluator=evaluate)
+    resumed = jf.learn(
+        env,
+        algo,
+        total_steps=80,
+        num_seeds=2,
+        eval_every=0,
+        resume=tmp_path / "a",
+        evaluator=evaluate,
+    )
     assert resumed.summary["env_steps"] == 80
 
 
@@ -444,10 +539,22 @@ def stop():
     return {stops} and len(stopped) > 8
 jf.learn(env, algorithm, total_steps=960, seed=3, eval_episodes=2, run_dir="{folder}", log="none", should_stop=stop)"""
 RUNS = {
-    "ppo": ("'cartpole'", "ppo(rollout_length=16, num_minibatches=2, learning_rate='linear:3e-4:0')"),
-    "sac": ("'pendulum'", "sac(batch_size=16, warmup_steps=100, policy_hidden=(16,), precision='bf16')"),
-    "ppo, a world of one's own": ("'custom', make=__import__('my_world').make", "ppo(rollout_length=16)"),
-    "dqn, on the host": ("'gymnasium', id='CartPole-v1', pool={'workers': 1}", "dqn(warmup_steps=100, batch_size=8)"),
+    "ppo": (
+        "'cartpole'",
+        "ppo(rollout_length=16, num_minibatches=2, learning_rate='linear:3e-4:0')",
+    ),
+    "sac": (
+        "'pendulum'",
+        "sac(batch_size=16, warmup_steps=100, policy_hidden=(16,), precision='bf16')",
+    ),
+    "ppo, a world of one's own": (
+        "'custom', make=__import__('my_world').make",
+        "ppo(rollout_length=16)",
+    ),
+    "dqn, on the host": (
+        "'gymnasium', id='CartPole-v1', pool={'workers': 1}",
+        "dqn(warmup_steps=100, batch_size=8)",
+    ),
 }
 
 
@@ -456,7 +563,9 @@ def params_of(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_command_repeats_and_resumes_a_run_of_the_library(name: str, tmp_path: Path, commands: Commands):
+def test_the_command_repeats_and_resumes_a_run_of_the_library(
+    name: str, tmp_path: Path, commands: Commands
+):
     env, algo = RUNS[name]
     (tmp_path / "my_world.py").write_text(
         "import jaxrl_fast as jf\ndef make(size=3): return jf.envs.make('probe', id='value')._replace(step_s=size)"
@@ -473,7 +582,9 @@ def test_the_command_repeats_and_resumes_a_run_of_the_library(name: str, tmp_pat
         assert params_of(tmp_path / "cut") == params_of(tmp_path / "whole")
     assert [row[1].split()[-1] for row in command_lines(read_run(tmp_path / "whole"))]
     for command in ("evaluate", "render", "export"):
-        shorter = {"evaluate": "episodes=2", "render": "seconds=1", "export": "formats=jax"}[command]
+        shorter = {"evaluate": "episodes=2", "render": "seconds=1", "export": "formats=jax"}[
+            command
+        ]
         if command != "render" or name in ("ppo", "sac"):
             assert commands.run(tmp_path, command, "whole", shorter, trains=True).status == 0
 
@@ -484,7 +595,10 @@ def test_a_resumed_run_of_the_library_needs_its_environment(tmp_path: Path, comm
     ).splitlines()
     assert commands.run(tmp_path, "python", *lines, trains=True).status == 0
     other = commands.run(tmp_path, "train", "resume=run", "env.id=Acrobot-v1").err
-    assert "env was CartPole-v1 in run/checkpoints/" in other and "a resumed run needs the settings" in other
+    assert (
+        "env was CartPole-v1 in run/checkpoints/" in other
+        and "a resumed run needs the settings" in other
+    )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -492,7 +606,12 @@ def test_the_config_of_a_run_of_the_library_makes_its_algorithm_again(name: str,
     factory, taken = ALGORITHMS[name], inspect.signature(ALGORITHMS[name]).parameters
     probe = "two_credit" if name in ("ippo", "mappo", "pqn_vdn") else "value"
     env = jf.make_env("probe", id=probe, num_envs=4)
-    sizes = {"discount": 0.9, "learning_rate": jf.Linear(1e-3, 0.0), "n_step": 3, "layer_norm": True}
+    sizes = {
+        "discount": 0.9,
+        "learning_rate": jf.Linear(1e-3, 0.0),
+        "n_step": 3,
+        "layer_norm": True,
+    }
     algorithm = factory(**{n: value for n, value in sizes.items() if n in taken})
     file = tmp_path / "config.yaml"
     file.write_text(config_of_job(env, algorithm, options_of(total_steps=1_000)))
@@ -507,8 +626,21 @@ def test_the_config_of_a_run_of_the_library_makes_its_algorithm_again(name: str,
 def options_of(**given: Any) -> JobOptions:
     return JobOptions(
         **{
-            **dict(total_steps=64, seed=0, num_seeds=1, graph=GraphOptions(), placement="fused", devices=None),
-            **dict(eval=EvalOptions(episodes=7), checkpoints=jf.Checkpoints(), resume=None, debug=False, **given),
+            **dict(
+                total_steps=64,
+                seed=0,
+                num_seeds=1,
+                graph=GraphOptions(),
+                placement="fused",
+                devices=None,
+            ),
+            **dict(
+                eval=EvalOptions(episodes=7),
+                checkpoints=jf.Checkpoints(),
+                resume=None,
+                debug=False,
+                **given,
+            ),
         }
     )
 
@@ -523,12 +655,18 @@ def same_losses(*args: Any, **given: Any) -> Any:
         lambda env, algo: (env._replace(step=lambda *args: env.step(*args)), algo),
         lambda env, algo: (env._replace(spec=env.spec._replace(frame_stack=2)), algo),
         lambda env, algo: (env, algo._replace(hyper=algo.hyper._replace(discount=0.5))),
-        lambda env, algo: (env, algo._replace(build=lambda spec, num_envs: algo.build(spec, num_envs))),
+        lambda env, algo: (
+            env,
+            algo._replace(build=lambda spec, num_envs: algo.build(spec, num_envs)),
+        ),
         lambda env, algo: (env, jf.ppo(policy_loss=same_losses)),
         lambda env, algo: (env, jf.ppo(network=lambda spec: None)),
         lambda env, algo: (env, jf.ppo(learning_rate=lambda progress: 1e-3 * progress)),
         lambda env, algo: (jf.envs.make_vec("cartpole", num_envs=4), algo),
-        lambda env, algo: (jf.make_env("custom", make=lambda: jf.envs.make("cartpole"), num_envs=4), algo),
+        lambda env, algo: (
+            jf.make_env("custom", make=lambda: jf.envs.make("cartpole"), num_envs=4),
+            algo,
+        ),
     ],
 )
 def test_a_run_that_the_command_would_not_repeat_has_no_config(change: Callable[..., Any]):
@@ -551,9 +689,18 @@ class Pole(gymnasium.Wrapper):
             lambda: Pole,
             'env=Pole is not made by jaxrl_fast: write jaxrl_fast.make_env("custom", make=Pole, num_envs=4)',
         ),
-        (Pole, 'env=Pole is not made by jaxrl_fast: write jaxrl_fast.make_env("custom", make=Pole, num_envs=4)'),
-        (lambda: "cartpole", "env='cartpole' is a name: write jaxrl_fast.make_env('cartpole', num_envs=64)"),
-        (lambda: jf.make_env("cartpole", num_envs=1).env, "env is a single environment: write jaxrl_fast.vectorize("),
+        (
+            Pole,
+            'env=Pole is not made by jaxrl_fast: write jaxrl_fast.make_env("custom", make=Pole, num_envs=4)',
+        ),
+        (
+            lambda: "cartpole",
+            "env='cartpole' is a name: write jaxrl_fast.make_env('cartpole', num_envs=64)",
+        ),
+        (
+            lambda: jf.make_env("cartpole", num_envs=1).env,
+            "env is a single environment: write jaxrl_fast.vectorize(",
+        ),
     ],
 )
 def test_an_environment_that_is_not_vectorized_is_refused_with_what_to_write(make, what, saved):
@@ -588,7 +735,9 @@ def test_a_loop_of_ones_own_goes_on_from_a_file_to_the_bit(step, tmp_path):
     _, init, train_step, state = step
     jf.save_state(tmp_path / "state.npz", state)
     again = jf.load_state(tmp_path / "state.npz", init(jax.random.key(7)))
-    for one, other in zip(*(jax.tree.leaves(train_step(s)[0]) for s in (state, again)), strict=True):
+    for one, other in zip(
+        *(jax.tree.leaves(train_step(s)[0]) for s in (state, again)), strict=True
+    ):
         assert (one == other).all()
 
 
@@ -599,7 +748,9 @@ def test_a_loop_of_ones_own_has_the_policy_that_learn_returns(step):
     state = jax.lax.fori_loop(0, 3, lambda _, state: train_step(state)[0], init(key))
     own = jf.trained_policy(env, STEP, state)
     learned = jf.learn(env, STEP, total_steps=96, seed=0, eval_every=0).policy
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own.params, learned.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own.params, learned.params
+    )
     assert own.made_by == learned.made_by
 
 
@@ -607,9 +758,18 @@ def test_a_loop_of_ones_own_has_the_policy_that_learn_returns(step):
     ("call", "line"),
     [
         (lambda s, init: init(0), "key=0 is not a random key: write jax.random.key(0)"),
-        (lambda s, init: init(jax.random.split(s.key, 3)), "key has the shape [3]: write one key, or map"),
-        (lambda s, init: init(s.key, {"learning_rate": 1.0}), "hyper is a dict: write algorithm.hyper._replace("),
-        (lambda s, init: init(s.key, jf.dqn().hyper), "hyper is a DqnHyper: write algorithm.hyper._replace("),
+        (
+            lambda s, init: init(jax.random.split(s.key, 3)),
+            "key has the shape [3]: write one key, or map",
+        ),
+        (
+            lambda s, init: init(s.key, {"learning_rate": 1.0}),
+            "hyper is a dict: write algorithm.hyper._replace(",
+        ),
+        (
+            lambda s, init: init(s.key, jf.dqn().hyper),
+            "hyper is a DqnHyper: write algorithm.hyper._replace(",
+        ),
         (
             lambda s, init: init(s.key, STEP.hyper._replace(learning_rate=jf.Linear(0.0, 1.0))),
             "learning_rate of hyper is a schedule: write make_train_step(..., total_steps=...)",
@@ -618,8 +778,14 @@ def test_a_loop_of_ones_own_has_the_policy_that_learn_returns(step):
             lambda s, init: init(s.key, STEP.hyper._replace(learning_rate=np.ones(3))),
             "learning_rate of hyper has the shape [3]: write jax.vmap(init)",
         ),
-        (lambda s, init: init(s.key, STEP.hyper._replace(learning_rate="x")), "learning_rate='x' of hyper: write a"),
-        (lambda s, init: jf.save_state("no.npz", None), "state is a NoneType: write the state that init(key)"),
+        (
+            lambda s, init: init(s.key, STEP.hyper._replace(learning_rate="x")),
+            "learning_rate='x' of hyper: write a",
+        ),
+        (
+            lambda s, init: jf.save_state("no.npz", None),
+            "state is a NoneType: write the state that init(key)",
+        ),
         (lambda s, init: jf.load_state(__file__, s), "test_api.py is not a file of save_state"),
         (
             lambda s, init: jf.trained_policy(jf.make_env("cartpole", num_envs=4), jf.dqn(), s),
@@ -627,7 +793,9 @@ def test_a_loop_of_ones_own_has_the_policy_that_learn_returns(step):
         ),
         (
             lambda s, init: jf.trained_policy(
-                jf.make_env("cartpole", num_envs=4), STEP, jax.vmap(init)(jax.random.split(s.key, 2))
+                jf.make_env("cartpole", num_envs=4),
+                STEP,
+                jax.vmap(init)(jax.random.split(s.key, 2)),
             ),
             "the state is of several seeds: write jax.tree.map(lambda x: x[seed], state)",
         ),
@@ -651,7 +819,9 @@ def test_what_is_no_algorithm_is_refused_with_what_to_write(algorithm, line):
     calls = (
         lambda: jf.learn(env, algorithm, total_steps=64),
         lambda: jf.make_train_step(env, algorithm),
-        lambda: jf.train_population(env, algorithm, total_steps=64, rates={"learning_rate": "log:1e-4:1e-2"}),
+        lambda: jf.train_population(
+            env, algorithm, total_steps=64, rates={"learning_rate": "log:1e-4:1e-2"}
+        ),
     )
     for call in calls:
         with pytest.raises(ValueError, match=re.escape(line)):
@@ -666,16 +836,25 @@ def test_sizes_of_layers_are_checked_by_every_algorithm(algo: str):
     names = [name for name, hint in hints.items() if hint == tuple[int, ...]]
     assert names
     for name, value in itertools.product(names, (64, (0,), (64.0,), "64", (True,))):
-        wanted = "whole numbers of at least 1" if isinstance(value, tuple) else "a list such as [256,256]"
+        wanted = (
+            "whole numbers of at least 1"
+            if isinstance(value, tuple)
+            else "a list such as [256,256]"
+        )
         with pytest.raises(ValueError, match=re.escape(f"{name}={value}: write {wanted}")):
             ALGORITHMS[algo](**{name: value})
 
 
 def test_a_policy_is_refused_where_it_cannot_act(saved):
     policy, env = saved[1].policy, jf.make_env("acrobot", num_envs=2)
-    with pytest.raises(ValueError, match="whose observations or actions have other shapes than those in Acrobot-v1"):
+    with pytest.raises(
+        ValueError, match="whose observations or actions have other shapes than those in Acrobot-v1"
+    ):
         jf.evaluate_policy(policy, env, jax.random.key(0), episodes=2)
-    for given, how in ((saved[1], "write result.policy"), ("runs/latest", r"write a policy, such as .*load_policy")):
+    for given, how in (
+        (saved[1], "write result.policy"),
+        ("runs/latest", r"write a policy, such as .*load_policy"),
+    ):
         with pytest.raises(ValueError, match=how):
             jf.evaluate_policy(given, env, jax.random.key(0))
         with pytest.raises(ValueError, match=how):
@@ -684,8 +863,12 @@ def test_a_policy_is_refused_where_it_cannot_act(saved):
 
 def test_a_policy_is_evaluated_in_environments_on_the_host():
     env = jf.make_env("custom", make=Pole, num_envs=2, pool={"workers": 0})
-    policy = jf.learn(env, jf.ppo(rollout_length=8, num_minibatches=1), total_steps=32, eval_every=0).policy
-    returns = [jf.evaluate_policy(policy, env, jax.random.key(seed), episodes=5) for seed in (1, 1, 2)]
+    policy = jf.learn(
+        env, jf.ppo(rollout_length=8, num_minibatches=1), total_steps=32, eval_every=0
+    ).policy
+    returns = [
+        jf.evaluate_policy(policy, env, jax.random.key(seed), episodes=5) for seed in (1, 1, 2)
+    ]
     env.close()
     assert returns[0].shape == (5,) and returns[0].min() >= 8.0, "whole episodes"
     np.testing.assert_array_equal(returns[0], returns[1])

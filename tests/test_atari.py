@@ -39,11 +39,17 @@ def played(env: HostEnv, steps: int, seed: int = 0) -> list[HostStep]:
 @pytest.mark.parametrize("id", ["Pong", "ALE/Pong-v5"])
 def test_a_step_gives_one_grey_frame_and_a_policy_sees_four(id: str):
     env = game(id)
-    assert (env.spec.obs.shape, env.spec.obs.dtype, env.spec.action) == ((84, 84, 1), np.uint8, Discrete(6))
+    assert (env.spec.obs.shape, env.spec.obs.dtype, env.spec.action) == (
+        (84, 84, 1),
+        np.uint8,
+        Discrete(6),
+    )
     assert (env.spec.frame_stack, env.spec.max_episode_steps) == (4, 27_000)
     frames = np.stack([step.obs for step in played(env, 30)])
     assert (frames.dtype, frames.shape) == (np.uint8, (30, 2, 84, 84, 1))
-    assert all((frames[t] != frames[t + 1]).any() for t in range(20, 29))  # the ball changes its position
+    assert all(
+        (frames[t] != frames[t + 1]).any() for t in range(20, 29)
+    )  # the ball changes its position
     assert frames[0].std() > 10
 
 
@@ -51,7 +57,10 @@ def test_the_last_two_frames_of_a_step_are_joined():
     """Many games draw a sprite in every second frame only."""
     options = dict(noop_max=0, sticky=False)
     joined, alone = (
-        np.stack([step.obs for step in played(game("SpaceInvaders", 1, frame_skip=n, **options), 60)]) for n in (2, 1)
+        np.stack(
+            [step.obs for step in played(game("SpaceInvaders", 1, frame_skip=n, **options), 60)]
+        )
+        for n in (2, 1)
     )
     assert joined.mean() >= alone.mean()
     assert not np.array_equal(joined[:30], alone[1:60:2])
@@ -71,7 +80,11 @@ def test_learning_gets_signs_and_lives_while_returns_are_those_of_whole_games():
         np.testing.assert_array_equal(one.episode_length[~lost], other.episode_length[~lost])
         lives, over = lives + lost.sum(), over + (one.terminated & other.terminated).sum()
     assert lives >= 3 and over >= 1
-    assert max(step.episode_return.max() for step in clipped) > max(step.reward.max() for step in clipped) == 1
+    assert (
+        max(step.episode_return.max() for step in clipped)
+        > max(step.reward.max() for step in clipped)
+        == 1
+    )
 
 
 def test_workers_clip_as_this_process_does_and_evaluation_plays_whole_games():
@@ -92,13 +105,18 @@ def test_workers_clip_as_this_process_does_and_evaluation_plays_whole_games():
     ("words", "says"),
     [
         ("env.id=Pongg", "env.id=Pongg: Atari has no such game; nearest: Pong"),
-        ("env.id=Pong +env.screen_size=no", "env.screen_size=no: write a whole number of at least 1"),
+        (
+            "env.id=Pong +env.screen_size=no",
+            "env.screen_size=no: write a whole number of at least 1",
+        ),
         ("env.id=Pong +env.wings=2", "Pong cannot be made: TypeError"),
         ("env.id=Pong algo.normalize_observations=true", "Pong, whose observations are images"),
         ("env.id=Pong pool.backend=envpool", "leave it out for env=atari"),
     ],
 )
-def test_what_makes_no_game_is_refused_in_one_line(commands: Commands, tmp_path, words: str, says: str):
+def test_what_makes_no_game_is_refused_in_one_line(
+    commands: Commands, tmp_path, words: str, says: str
+):
     ended = commands.run(tmp_path, "train", "env=atari", *words.split(), "run_dir=run")
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     assert says in ended.err
@@ -130,7 +148,10 @@ def test_the_commands_train_and_evaluate_a_game(commands: Commands, tmp_path):
     ]
     words = ["env=atari", "env.id=Pong", *small, "total_steps=128", "run_dir=run"]
     trained = commands.run(tmp_path, "train", *words, trains=True)
-    assert (trained.status, "settings tuned for this environment (tuned/atari_ppo.yaml)" in trained.out) == (0, True)
+    assert (
+        trained.status,
+        "settings tuned for this environment (tuned/atari_ppo.yaml)" in trained.out,
+    ) == (0, True)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["env_steps"], summary["env_id"]) == (128, "Pong")
     assert summary["eval_return_mean"] <= 0
@@ -139,5 +160,7 @@ def test_the_commands_train_and_evaluate_a_game(commands: Commands, tmp_path):
     policy = jf.load_policy(tmp_path / "run" / "policy")
     assert policy.spec.frame_stack == 4
     frame = np.zeros((1, 36, 36, 1), np.uint8)
-    action, carry = policy.act(policy.params, policy.initial_carry(1), frame, np.ones(1, bool), None)
+    action, carry = policy.act(
+        policy.params, policy.initial_carry(1), frame, np.ones(1, bool), None
+    )
     assert action.shape == (1,) and carry.frames.shape == (1, 36, 36, 3)

@@ -1,5 +1,5 @@
-"""The autotune command and its processes: crashes count as results, a signal saves the measurements, no process is
-left behind.
+"""The autotune command and its processes: crashes count as results, a signal saves the
+measurements, no process is left behind.
 """
 
 import csv
@@ -51,7 +51,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enter a working directory from which the environments can be imported, without cached results."""
+    """Enter a working directory from which the environments can be imported, without cached
+    results.
+    """
     (cache / "autotune.json").unlink(missing_ok=True)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -80,10 +82,15 @@ def command(*words: str) -> list[str]:
         (["show", "all"], "show all: write python -m jaxrl_fast.autotune show"),
         (["--multirun", "seed=1,2"], "--multirun is for training"),
         (["knobs"], "cannot read 'knobs'"),
-        (["overlap=auto"], "overlap=auto is for train: write one of none, sampling, actor_critic, all"),
+        (
+            ["overlap=auto"],
+            "overlap=auto is for train: write one of none, sampling, actor_critic, all",
+        ),
     ],
 )
-def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, capsys: pytest.CaptureFixture[str]):
+def test_bad_input_ends_in_one_line_and_status_2(
+    words, expected, here: Path, capsys: pytest.CaptureFixture[str]
+):
     assert autotune.main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith("jaxrl_fast: error: ") and said.count("\n") == 1
@@ -91,10 +98,19 @@ def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, ca
     assert [path.name for path in here.iterdir()] == ["tests"]
 
 
-def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path, commands: Commands):
+def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(
+    here: Path, commands: Commands
+):
     variables = {"JAXRL_FAST_CACHE": os.environ["JAXRL_FAST_CACHE"]}
     # 16, 64 and 4 are always measured; the measured rates decide which numbers follow.
-    words = [*WALK, "+env.abort_at=4", "+env.starve_at=64", *QUICK, "objective=sampling", "knobs=num_envs"]
+    words = [
+        *WALK,
+        "+env.abort_at=4",
+        "+env.starve_at=64",
+        *QUICK,
+        "objective=sampling",
+        "knobs=num_envs",
+    ]
     done = commands.run(here, "autotune", *words, "max_num_envs=64", trains=True, **variables)
     assert done.status == 0, done.err
     doc = json.loads((here / "sweeps" / "custom_ppo_sampling.json").read_text())
@@ -105,10 +121,15 @@ def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_f
     assert all(row["status"] == "measured" for width, row in rows.items() if width not in (4, 64))
     assert 1e4 < rows[16]["memory_bytes"] < 1e6  # of its arrays, not of the process
     assert {row["repeats"] for row in rows.values() if row["sampling_hz"]} <= {1, 2}
-    assert all(row["in_turn"] == (row["repeats"] == 2) for row in rows.values() if row["sampling_hz"])
+    assert all(
+        row["in_turn"] == (row["repeats"] == 2) for row in rows.values() if row["sampling_hz"]
+    )
     assert rows[doc["chosen"]["num_envs"]]["status"] == "measured" and not doc["interrupted"]
     assert {"jax", "jaxrl_fast", "python"} <= set(doc["versions"]) and doc["machine"]
-    assert doc["command"].endswith("max_num_envs=64") and "env.make=tests.tuning_envs.walk" in doc["command"]
+    assert (
+        doc["command"].endswith("max_num_envs=64")
+        and "env.make=tests.tuning_envs.walk" in doc["command"]
+    )
     assert doc["bounds"]["sampling_of_environments"]["median"] > 0
     with open(here / "sweeps" / "custom_ppo_sampling.csv", newline="") as file:
         assert [row["value"] for row in csv.DictReader(file)] == [str(value) for value in rows]
@@ -138,7 +159,9 @@ def one(run, folder: Path, memory_cap: float | None = None) -> Row:
 
 
 def test_a_trial_ends_with_its_parent_wherever_it_is(here: Path):
-    child = Child(compose([*WALK, "+env.hang_in_make=true", "+env.leave_pid=pid"]), "training", here)
+    child = Child(
+        compose([*WALK, "+env.hang_in_make=true", "+env.leave_pid=pid"]), "training", here
+    )
     wait_for(here / "pid")
     child.process.stdin.close()  # as the system does for the child of a killed parent
     wait_until_gone(child.process.pid)
@@ -156,7 +179,9 @@ def wait_for(path: Path) -> str:
 
 def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind(here: Path):
     words = [*WALK, "+env.leave_pid=pids", *QUICK, "repeats=20", "knobs=num_envs"]
-    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert any("best so far" in line for line in process.stdout)
     wait_for(here / "pids")
@@ -170,18 +195,26 @@ def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind
     wait_until_gone(*map(int, (here / "pids").read_text().split()))
 
 
-def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(auto, "REPEAT_S", 0.02)
     told: list[str] = []
-    short = auto.resolve(compose([*WALK, "num_envs=auto", "total_steps=10_000"]), may_measure=True, log=told.append)
+    short = auto.resolve(
+        compose([*WALK, "num_envs=auto", "total_steps=10_000"]), may_measure=True, log=told.append
+    )
     assert short == compose([*WALK[:3], *WALK[4:], "total_steps=10_000"])
     assert len(told) == 1 and "the run takes only about 0:0" in told[0]
     told.clear()
     words = [*WALK, "num_envs=auto", "total_steps=1_000_000_000_000"]
     long = auto.resolve(compose(words), may_measure=True, log=told.append)
     assert [line.partition(":")[0] for line in told] == ["num_envs=auto"] * 2
-    assert "measures 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
-    assert long.num_envs in (4, 16, 64) and long.num_envs * long.algo_options["rollout_length"] == 512
+    assert (
+        "measures 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
+    )
+    assert (
+        long.num_envs in (4, 16, 64) and long.num_envs * long.algo_options["rollout_length"] == 512
+    )
     (finding,) = tuning_cache.read().values()
     assert finding.quick
     assert auto.resolve(compose(words), may_measure=False, log=told.append) == long
@@ -198,19 +231,26 @@ def test_overlap_auto_measures_only_where_the_run_is_worth_it(here: Path):
     words = [*WALK, "overlap=auto", "total_steps=1_000_000_000_000"]
     long = auto.resolve_overlap(compose(words), may_measure=True, log=told.append)
     assert [line.partition(":")[0] for line in told] == ["overlap=auto"] * 2
-    assert "measures none, actor_critic, all, sampling in turn" in told[0] and " the steps/s of none" in told[1]
+    assert (
+        "measures none, actor_critic, all, sampling in turn" in told[0]
+        and " the steps/s of none" in told[1]
+    )
     assert auto.resolve_overlap(compose(words), may_measure=False, log=told.append) == long
 
 
 def test_a_row_that_others_disturbed_is_named(here: Path):
     run = compose(WALK)
-    quiet = Row("num_envs", 16, "none", run, "training", "measured", "", {}, (1.0,), None, 0.05, 1.0)
+    quiet = Row(
+        "num_envs", 16, "none", run, "training", "measured", "", {}, (1.0,), None, 0.05, 1.0
+    )
     record = Record()
     record.rows = [quiet]
     assert sweep_report.disturbed(record) == []
     record.rows.append(quiet._replace(value=64, others=0.4))
     assert "up to 40% of the CPU meanwhile (num_envs=64)" in sweep_report.disturbed(record)[0]
-    assert share_of_others((10.0, 1.0), (14.0, 3.0), 2.0) == pytest.approx(1.0 / machine.cpu_cores())
+    assert share_of_others((10.0, 1.0), (14.0, 3.0), 2.0) == pytest.approx(
+        1.0 / machine.cpu_cores()
+    )
     assert share_of_others(None, None, 2.0) is None
 
 
@@ -241,7 +281,11 @@ trial.measure(Request("run.yaml", "environments", None, float(sys.argv[1])), lam
 
 
 @pytest.mark.parametrize(("repeat_s", "first"), [("0", "timed"), ("0.2", "timed timed")])
-def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(repeat_s, first, here: Path):
+def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(
+    repeat_s, first, here: Path
+):
     """Time one chunk to derive how many chunks a repeat needs."""
-    out = subprocess.run([sys.executable, "-c", TRIAL, repeat_s], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", TRIAL, repeat_s], check=True, capture_output=True, text=True
+    ).stdout
     assert out == f"ready asked {first} repeat asked timed repeat asked\n"

@@ -1,5 +1,5 @@
-"""Damaged checkpoints, policies and run folders: each is refused before compilation with one line that contains the
-correction, and exit code 2.
+"""Damaged checkpoints, policies and run folders: each is refused before compilation with one line
+that contains the correction, and exit code 2.
 
 Nothing that they contain is executed.
 """
@@ -103,8 +103,16 @@ DAMAGES = {
         lambda path: edit(path, format=99),
         "has format 99, this version of jaxrl_fast reads format 2: resume it with the version that wrote it",
     ),
-    "description a folder": ("description.json", lambda path: (delete(path), path.mkdir()), "is damaged"),
-    "state truncated": ("state", lambda path: truncate(largest(path / "d")), "is damaged (state/d/"),
+    "description a folder": (
+        "description.json",
+        lambda path: (delete(path), path.mkdir()),
+        "is damaged",
+    ),
+    "state truncated": (
+        "state",
+        lambda path: truncate(largest(path / "d")),
+        "is damaged (state/d/",
+    ),
     "state flipped": ("state", lambda path: flip(largest(path / "d")), "is damaged (state/d/"),
     "a file of state deleted": ("state", lambda path: delete(largest(path / "d")), "No such file"),
     "state deleted": ("state", delete, "is damaged"),
@@ -163,24 +171,48 @@ def test_a_checkpoint_of_another_run(commands, made, tmp_path, words: str, expec
 POLICIES = {
     "params truncated": ("policy/params.msgpack", truncate, "params.msgpack is damaged"),
     "params empty": ("policy/params.msgpack", write(b""), "params.msgpack is damaged"),
-    "params of something else": ("policy/params.msgpack", write(b"\x93\x01\x02\x03"), "params.msgpack is damaged"),
+    "params of something else": (
+        "policy/params.msgpack",
+        write(b"\x93\x01\x02\x03"),
+        "params.msgpack is damaged",
+    ),
     "params text": ("policy/params.msgpack", write(b"hello, world"), "params.msgpack is damaged"),
-    "params bytes": ("policy/params.msgpack", write(bytes(range(256))), "params.msgpack is damaged"),
+    "params bytes": (
+        "policy/params.msgpack",
+        write(bytes(range(256))),
+        "params.msgpack is damaged",
+    ),
     "params too much": (
         "policy/params.msgpack",
         lambda p: p.write_bytes(p.read_bytes() * 2),
         "params.msgpack is damaged",
     ),
-    "params a folder": ("policy/params.msgpack", lambda p: (delete(p), p.mkdir()), "holds no policy (Is a directory)"),
+    "params a folder": (
+        "policy/params.msgpack",
+        lambda p: (delete(p), p.mkdir()),
+        "holds no policy (Is a directory)",
+    ),
     "params deleted": ("policy/params.msgpack", delete, "holds no policy (No such file"),
     "policy deleted": ("policy", delete, "holds no policy"),
     "policy.json truncated": ("policy/policy.json", truncate, "policy.json is damaged"),
     "policy.json no JSON": ("policy/policy.json", write(b"algo: sac"), "policy.json is damaged"),
     "policy.json a list": ("policy/policy.json", write(b"[1]"), "policy.json has format None"),
-    "policy.json binary": ("policy/policy.json", write(bytes(range(256))), "policy.json is damaged"),
+    "policy.json binary": (
+        "policy/policy.json",
+        write(bytes(range(256))),
+        "policy.json is damaged",
+    ),
     "policy.json deep": ("policy/policy.json", write(b"[" * 100_000), "policy.json is damaged"),
-    "policy.json without a spec": ("policy/policy.json", write(b'{"format": 1}'), "policy.json cannot be used"),
-    "policy.json with an odd spec": ("policy/policy.json", lambda p: edit(p, spec=3), "policy.json cannot be used"),
+    "policy.json without a spec": (
+        "policy/policy.json",
+        write(b'{"format": 1}'),
+        "policy.json cannot be used",
+    ),
+    "policy.json with an odd spec": (
+        "policy/policy.json",
+        lambda p: edit(p, spec=3),
+        "policy.json cannot be used",
+    ),
     "policy.json of another algorithm": (
         "policy/policy.json",
         lambda p: edit(p, made_by={**json.loads(p.read_text())["made_by"], "algo": "a2c"}),
@@ -188,15 +220,23 @@ POLICIES = {
     ),
     "policy.json with other networks": (
         "policy/policy.json",
-        lambda p: edit(p, made_by={**json.loads(p.read_text())["made_by"], "options": {"policy_hidden": [9]}}),
+        lambda p: edit(
+            p, made_by={**json.loads(p.read_text())["made_by"], "options": {"policy_hidden": [9]}}
+        ),
         "does not match",
     ),
     "policy.json with odd options": (
         "policy/policy.json",
-        lambda p: edit(p, made_by={**json.loads(p.read_text())["made_by"], "options": {"colour": "red"}}),
+        lambda p: edit(
+            p, made_by={**json.loads(p.read_text())["made_by"], "options": {"colour": "red"}}
+        ),
         "policy.json cannot be used: TypeError",
     ),
-    "policy of another version": ("policy/policy.json", lambda p: edit(p, format=99), "has format 99"),
+    "policy of another version": (
+        "policy/policy.json",
+        lambda p: edit(p, format=99),
+        "has format 99",
+    ),
     "config.yaml deleted": ("config.yaml", delete, "as runs of jf.learn may: add its environment"),
     "config.yaml no YAML": ("config.yaml", write(b"a: [1\n"), "is not YAML"),
     "config.yaml of another environment": (
@@ -221,7 +261,11 @@ RUN_FOLDERS = {
         [*SMALL, "run_dir=run"],
         "run_dir=run contains a run already: write resume=run, or another run_dir",
     ),
-    "a temperature of 0": (lambda run: None, [*SMALL, "algo.initial_temperature=0"], "write a number of at least"),
+    "a temperature of 0": (
+        lambda run: None,
+        [*SMALL, "algo.initial_temperature=0"],
+        "write a number of at least",
+    ),
     "metrics.csv of another kind": (
         lambda run: write(b"a,b\n1,2\n")(run / "metrics.csv"),
         ["resume=run", "total_steps=400"],
@@ -260,18 +304,28 @@ def test_a_damaged_run_folder(commands, made, tmp_path, name: str):
 def test_a_good_policy_is_not_refused(tmp_path, algorithm: jf.Algorithm, obs: Any):
     spec = jf.EnvSpec("toy", obs, jf.Discrete(2))
     agent = bind(algorithm, spec, 5)
-    parts = agent.acting.greedy_weights({"actor": Learned(init_params(agent.parts["actor"], jax.random.key(1)))})
-    made_by = {"algo": "ppo", "options": algorithm.options, "num_envs": 5, "normalize_observations": True}
+    parts = agent.acting.greedy_weights(
+        {"actor": Learned(init_params(agent.parts["actor"], jax.random.key(1)))}
+    )
+    made_by = {
+        "algo": "ppo",
+        "options": algorithm.options,
+        "num_envs": 5,
+        "normalize_observations": True,
+    }
     policy = make_policy(spec, agent.acting, PolicyParams(parts, init_stats(obs)), made_by)
     jf.save_policy(policy, tmp_path)
     loaded = jf.load_policy(tmp_path)
     assert same_spaces(loaded.spec, spec)
     seen = jax.tree.map(lambda s: jnp.ones((3, *s.shape), s.dtype), obs)
     actions = [
-        p.act(p.params, p.initial_carry(3), seen, jnp.zeros(3, bool), jax.random.key(0))[0] for p in (policy, loaded)
+        p.act(p.params, p.initial_carry(3), seen, jnp.zeros(3, bool), jax.random.key(0))[0]
+        for p in (policy, loaded)
     ]
     np.testing.assert_array_equal(*actions)
-    for ours, theirs in zip(jax.tree.leaves(policy.params), jax.tree.leaves(loaded.params), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(policy.params), jax.tree.leaves(loaded.params), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 

@@ -1,5 +1,5 @@
-"""Simulators that step many environments at once: NumPy, PyTorch and JAX, each way to restart, against one compiled
-`Env` with the same physics.
+"""Simulators that step many environments at once: NumPy, PyTorch and JAX, each way to restart,
+against one compiled `Env` with the same physics.
 """
 
 import math
@@ -35,7 +35,9 @@ class Swing(NamedTuple):
 
 
 def compiled() -> Env:
-    """A pendulum that starts at the same angle, ends when it is too fast, and is limited to 7 steps."""
+    """A pendulum that starts at the same angle, ends when it is too fast, and is limited to 7
+    steps.
+    """
 
     def observe(state):
         return jnp.stack([jnp.cos(state.angle), jnp.sin(state.angle), state.speed])
@@ -50,7 +52,9 @@ def compiled() -> Env:
         obs, reward = observe(state), -(state.angle**2) - 0.1 * speed**2
         return state, Timestep(obs, obs, reward, jnp.abs(speed) > FAST, jnp.zeros((), bool))
 
-    spec = EnvSpec("swing", jax.ShapeDtypeStruct((3,), jnp.float32), Box(-np.ones(1), np.ones(1)), LIMIT)
+    spec = EnvSpec(
+        "swing", jax.ShapeDtypeStruct((3,), jnp.float32), Box(-np.ones(1), np.ones(1)), LIMIT
+    )
     return Env(spec, reset, step)
 
 
@@ -61,7 +65,13 @@ class Pendulums:
     single_action_space = spaces.Box(-1.0, 1.0, (1,))
 
     def __init__(
-        self, num_envs=NUM_ENVS, library="numpy", restart="SameStep", finals=True, dtype="float32", four=False
+        self,
+        num_envs=NUM_ENVS,
+        library="numpy",
+        restart="SameStep",
+        finals=True,
+        dtype="float32",
+        four=False,
     ):
         self.num_envs, self.library, self.autoreset_mode, self.finals, self.four = (
             num_envs,
@@ -84,7 +94,9 @@ class Pendulums:
         return whole
 
     def rows(self, mask):
-        return self.xp.where(mask, self.xp.ones_like(self.speed), self.xp.zeros_like(self.speed)) > 0
+        return (
+            self.xp.where(mask, self.xp.ones_like(self.speed), self.xp.zeros_like(self.speed)) > 0
+        )
 
     def reset(self, seed=None, options=None):
         xp = self.xp
@@ -103,7 +115,10 @@ class Pendulums:
     def begin(self, mask):
         one, zero = self.xp.ones_like(self.angle), self.xp.zeros_like(self.angle)
         self.angle = self.xp.where(mask, one, self.angle)
-        self.speed, self.time = self.xp.where(mask, zero, self.speed), self.xp.where(mask, zero, self.time)
+        self.speed, self.time = (
+            self.xp.where(mask, zero, self.speed),
+            self.xp.where(mask, zero, self.time),
+        )
 
     def step(self, action):
         xp, skipped = self.xp, self.over
@@ -138,7 +153,9 @@ def simulator(library, **options):
 
 def host(library="numpy", num_envs=NUM_ENVS, **options):
     made = simulator(library, num_envs=num_envs, **options)
-    return make_host(lambda n: simulator(library, num_envs=n, **options), made, name="swing", num_envs=num_envs)
+    return make_host(
+        lambda n: simulator(library, num_envs=n, **options), made, name="swing", num_envs=num_envs
+    )
 
 
 def actions_of(steps, num_envs=NUM_ENVS):
@@ -151,7 +168,9 @@ def by_compiled(actions):
     state, obs = vec.reset(jax.random.key(0))
     seen = []
     for action in actions:
-        state, step = vec.step(state, action, jax.random.key(0), vec.draw_fresh(jax.random.key(0), 1), 0)
+        state, step = vec.step(
+            state, action, jax.random.key(0), vec.draw_fresh(jax.random.key(0), 1), 0
+        )
         seen.append((obs, step))
         obs = step.obs
     return seen
@@ -181,7 +200,9 @@ def test_steps_equal_those_of_a_compiled_environment_with_the_same_physics(libra
 
 
 def replayed(rollout, lost):
-    """Check a rollout on the device against the compiled environment under its actions, but for lost successors."""
+    """Check a rollout on the device against the compiled environment under its actions, but for
+    lost successors.
+    """
     for t, (obs, step) in enumerate(by_compiled(np.asarray(rollout.action))):
         same(rollout.obs[t], obs)
         same(rollout.next_obs[t], np.where(lost[t], rollout.obs[t], step.next_obs))
@@ -195,19 +216,28 @@ def sampled(env, name, ticks):
     graph, _ = build_graph(env, algorithm)
     state = graphs.init(graph, jax.random.key(0), algorithm.hyper)
     sample, rollouts, episodes = graph.fragments[0], [], 0
-    private, inputs = state.private["sample"], {name: state.channels[name] for name in graph.fragments[0].reads}
+    private, inputs = (
+        state.private["sample"],
+        {name: state.channels[name] for name in graph.fragments[0].reads},
+    )
     for tick in range(ticks):
-        private, written, metrics = sample.step(private, inputs, algorithm.hyper, jax.random.key(tick))
+        private, written, metrics = sample.step(
+            private, inputs, algorithm.hyper, jax.random.key(tick)
+        )
         rollouts.append(jax.device_get(written["rollout"]._replace(extras=())))
         episodes += int(metrics["episodes"])
     return jax.tree.map(lambda *x: np.concatenate(x), *rollouts), episodes
 
 
 @pytest.mark.parametrize("library", ["jax", "torch"])
-@pytest.mark.parametrize("options", [{}, {"restart": "Disabled"}, {"four": True}, {"dtype": "float64"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"restart": "Disabled"}, {"four": True}, {"dtype": "float64"}]
+)
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_a_rollout_on_the_device_is_what_the_simulator_did(library, options, algo):
-    """Also though it overwrites its arrays. Successors of limits are lost in RSL-RL's form, so only rewards count."""
+    """Also though it overwrites its arrays. Successors of limits are lost in RSL-RL's form, so only
+    rewards count.
+    """
     if options.get("dtype") == "float64" and library == "jax":
         pytest.skip("JAX has 32 bits")
     env = host(library, **options)
@@ -241,7 +271,9 @@ def test_without_terminal_observations_the_one_before_takes_their_place_and_a_li
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_step_that_only_begins_an_episode_is_not_counted(library):
-    """The law of `Restart.NEXT_STEP` where rows cannot be reset: one step more, truncated, of length and reward 0."""
+    """The law of `Restart.NEXT_STEP` where rows cannot be reset: one step more, truncated, of
+    length and reward 0.
+    """
     env = host(library, restart="NextStep")
     obs, lengths, skipped = env.reset(0), [], 0
     last = np.zeros(NUM_ENVS, bool)
@@ -251,7 +283,10 @@ def test_a_step_that_only_begins_an_episode_is_not_counted(library):
         done = step.terminated | step.truncated
         skipped += (last & (step.episode_length == 0)).sum()
         assert (step.reward[last] == 0).all() and step.truncated[last].all()
-        same(step.obs[last], np.broadcast_to(np.float32([np.cos(1), np.sin(1), 0]), step.obs[last].shape))
+        same(
+            step.obs[last],
+            np.broadcast_to(np.float32([np.cos(1), np.sin(1), 0]), step.obs[last].shape),
+        )
         lengths += step.episode_length[done & ~last].tolist()
         last = done & ~last
         obs = step.obs
@@ -261,7 +296,9 @@ def test_a_step_that_only_begins_an_episode_is_not_counted(library):
 
 def vector(mode, **options):
     wrapped = {"autoreset_mode": gymnasium.vector.AutoresetMode(mode)}
-    return gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync", vector_kwargs=wrapped, **options)
+    return gymnasium.make_vec(
+        "CartPole-v1", num_envs=3, vectorization_mode="sync", vector_kwargs=wrapped, **options
+    )
 
 
 @pytest.mark.parametrize("mode", RESTARTS)
@@ -279,7 +316,11 @@ def test_gymnasiums_vectors_play_the_same_in_every_mode(mode):
         for i, one in enumerate(alone):
             obs[i], reward, terminated, truncated, _ = one.step(int(action[i]))
             np.testing.assert_array_equal(step.next_obs[i], obs[i])
-            assert (step.reward[i], step.terminated[i], step.truncated[i]) == (reward, terminated, truncated)
+            assert (step.reward[i], step.terminated[i], step.truncated[i]) == (
+                reward,
+                terminated,
+                truncated,
+            )
             ends += terminated
             if terminated:
                 one.reset()
@@ -307,7 +348,10 @@ def make_dictionary(num_envs, finals=False):
 
 def test_observations_by_name_without_spaces_train_a_policy_and_a_critic():
     env = jf.make_env("custom", make=make_dictionary, num_envs=8)
-    assert {name: entry.shape for name, entry in env.spec.obs.items()} == {"critic": (3,), "policy": (2,)}
+    assert {name: entry.shape for name, entry in env.spec.obs.items()} == {
+        "critic": (3,),
+        "policy": (2,),
+    }
     result = jf.learn(env, jf.ppo(policy_keys=("policy",), rollout_length=16), total_steps=512)
     assert result.policy(jax.tree.map(lambda x: x[0], env.reset(0))).shape == (1,)
     env.close()
@@ -337,7 +381,10 @@ def fixed():
     ("change", "message"),
     [
         (lambda made: setattr(made, "single_action_space", None), "has no single_action_space"),
-        (lambda made: setattr(made, "autoreset_mode", "Sometimes"), "autoreset_mode=Sometimes: write one of SameStep"),
+        (
+            lambda made: setattr(made, "autoreset_mode", "Sometimes"),
+            "autoreset_mode=Sometimes: write one of SameStep",
+        ),
         (lambda made: setattr(made, "single_observation_space", spaces.Text(3)), "Text"),
     ],
 )
@@ -365,7 +412,9 @@ def test_training_evaluation_and_overlap(library, tmp_path):
         pytest.importorskip("torch")
     env = jf.make_env("custom", make=make_of, library=library, num_envs=NUM_ENVS)
     options = {"total_steps": 400, "overlap": "sampling", "eval_every": 200, "eval_episodes": 6}
-    result = jf.learn(env, jf.sac(rollout_length=4, batch_size=16), run_dir=tmp_path / "run", **options)
+    result = jf.learn(
+        env, jf.sac(rollout_length=4, batch_size=16), run_dir=tmp_path / "run", **options
+    )
     assert np.isfinite(result.summary["eval_return_mean"])
     env.close()
 
@@ -376,8 +425,12 @@ def make_of(num_envs, library):
 
 def test_check_finds_what_is_outside_of_its_space():
     lines = []
-    jf.check_env(lambda: jf.make_env("custom", make=small_space, num_envs=2), num_steps=50, tell=lines.append)
-    assert any(line.startswith("wrong") and "not within -0.5 to 0.5" in line for line in lines), lines
+    jf.check_env(
+        lambda: jf.make_env("custom", make=small_space, num_envs=2), num_steps=50, tell=lines.append
+    )
+    assert any(line.startswith("wrong") and "not within -0.5 to 0.5" in line for line in lines), (
+        lines
+    )
     lines.clear()
     assert not jf.check_env(
         lambda: jf.make_env("custom", make=make_of, library="numpy", num_envs=2), tell=lines.append
@@ -395,7 +448,12 @@ def small_space(num_envs):
 def test_devices_of_their_own_for_sampling_and_learning():
     """A simulator stays with the group that samples; rollouts move to the learner."""
     env = jf.make_env("custom", make=make_of, library="jax", num_envs=NUM_ENVS)
-    options = {"total_steps": 200, "placement": "sampler_learner", "devices": 2, "overlap": "sampling"}
+    options = {
+        "total_steps": 200,
+        "placement": "sampler_learner",
+        "devices": 2,
+        "overlap": "sampling",
+    }
     result = jf.learn(env, jf.sac(rollout_length=4, batch_size=16), **options)
     assert result.summary["env_steps"] >= 200
     env.close()
@@ -413,9 +471,14 @@ def test_pytorchs_arrays_are_read_where_they_lie():
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("bounds", [(-2.0, 3.0), (-math.inf, math.inf)])
 def test_boxes_of_other_libraries_are_read(batched, bounds):
-    """mjlab's have bounds that are one number, and Isaac Lab's have none; both also as spaces of all environments."""
+    """mjlab's have bounds that are one number, and Isaac Lab's have none; both also as spaces of
+    all environments.
+    """
     made = Pendulums()
-    for name, space in (("observation", Foreign((3,), -math.inf, math.inf)), ("action", Foreign((1,), *bounds))):
+    for name, space in (
+        ("observation", Foreign((3,), -math.inf, math.inf)),
+        ("action", Foreign((1,), *bounds)),
+    ):
         whole = Foreign((NUM_ENVS, *space.shape), space.low, space.high)
         setattr(made, f"single_{name}_space", None if batched else space)
         setattr(made, f"{name}_space", whole)
@@ -434,7 +497,10 @@ class Foreign(NamedTuple):
 class Undeclared(gymnasium.vector.VectorEnv):
     """ManiSkill's form: a `VectorEnv` that declares no mode, and restarts in the same step."""
 
-    single_observation_space, single_action_space = Pendulums.single_observation_space, Pendulums.single_action_space
+    single_observation_space, single_action_space = (
+        Pendulums.single_observation_space,
+        Pendulums.single_action_space,
+    )
 
     def __init__(self, num_envs):
         self.num_envs, self.inner = num_envs, Pendulums(num_envs)
@@ -469,9 +535,14 @@ class LikeIsaacLab(gymnasium.Env):
 gymnasium.register("LikeIsaacLab-v0", LikeIsaacLab, disable_env_checker=True)
 
 
-@pytest.mark.parametrize("make", [Undeclared, lambda num_envs: gymnasium.make("LikeIsaacLab-v0", num_envs=num_envs)])
+@pytest.mark.parametrize(
+    "make", [Undeclared, lambda num_envs: gymnasium.make("LikeIsaacLab-v0", num_envs=num_envs)]
+)
 def test_simulators_as_their_users_make_them(make):
-    env, actions = jf.make_env("custom", make=lambda num_envs: make(num_envs), num_envs=NUM_ENVS), actions_of(30)
+    env, actions = (
+        jf.make_env("custom", make=lambda num_envs: make(num_envs), num_envs=NUM_ENVS),
+        actions_of(30),
+    )
     assert env.spec.max_episode_steps in (None, LIMIT)
     env.reset(0)
     for action, (_, step) in zip(actions, by_compiled(actions), strict=True):
@@ -504,7 +575,13 @@ FORMS = {
     "no info": changed(step=lambda result: (*result[:4], None)),
     "only observations": changed(reset=lambda result: result[0]),
     "privileged": changed(
-        step=lambda r: (r[0], r[0], r[1], r[2] | r[3], {"time_outs": r[3], "final_obs": r[4]["final_obs"]})
+        step=lambda r: (
+            r[0],
+            r[0],
+            r[1],
+            r[2] | r[3],
+            {"time_outs": r[3], "final_obs": r[4]["final_obs"]},
+        )
     ),
 }
 
@@ -531,7 +608,9 @@ def test_columns_on_the_device():
 def test_numpy_rewards_beside_jax_observations():
     made = simulator("jax")
     own = made.step
-    made.step = lambda action: (lambda o, r, *rest: (o, np.asarray(r, np.float64), *rest))(*own(action))
+    made.step = lambda action: (lambda o, r, *rest: (o, np.asarray(r, np.float64), *rest))(
+        *own(action)
+    )
     env = make_host(lambda n: made, made, name="swing", num_envs=NUM_ENVS)
     rollout, _ = sampled(env, "sac", 2)
     replayed(rollout, np.zeros((*rollout.reward.shape, 1), bool))
@@ -555,7 +634,9 @@ def test_an_error_of_the_simulator_is_one_line_and_its_traceback():
 def test_an_observation_that_does_not_fit_its_space_is_one_line():
     made = Pendulums()
     made.single_observation_space = spaces.Box(-1.0, 1.0, (1, 3))
-    with pytest.raises(ValueError, match=r"observes shape \[3\] in each environment: its space has \[1, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"observes shape \[3\] in each environment: its space has \[1, 3\]"
+    ):
         make_host(lambda n: made, made, name="swing", num_envs=NUM_ENVS)
 
 
@@ -584,14 +665,18 @@ def test_spaces_of_all_environments_are_told_apart_by_the_observations(num_envs)
 
 def test_a_simulator_of_a_fixed_size_is_evaluated():
     env = jf.make_env("custom", make=fixed, num_envs=NUM_ENVS)
-    result = jf.learn(env, jf.sac(rollout_length=4, batch_size=16), total_steps=200, eval_episodes=10)
+    result = jf.learn(
+        env, jf.sac(rollout_length=4, batch_size=16), total_steps=200, eval_episodes=10
+    )
     assert np.isfinite(result.summary["eval_return_mean"])
 
 
 class Counting(gymnasium.Env):
     """Counts its steps, with a dictionary of observations and numbers that do not begin at 0."""
 
-    observation_space = spaces.Dict({"steps": spaces.Box(-9.0, 9.0, (2,)), "kind": spaces.Discrete(3, start=1)})
+    observation_space = spaces.Dict(
+        {"steps": spaces.Box(-9.0, 9.0, (2,)), "kind": spaces.Discrete(3, start=1)}
+    )
     action_space = spaces.Discrete(2, start=5)
 
     def seen(self):
@@ -610,7 +695,9 @@ class Counting(gymnasium.Env):
 
 @pytest.mark.parametrize("mode", RESTARTS)
 def test_dictionaries_and_numbers_of_gymnasiums_vectors(mode):
-    made = gymnasium.vector.SyncVectorEnv([Counting] * 3, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
+    made = gymnasium.vector.SyncVectorEnv(
+        [Counting] * 3, autoreset_mode=gymnasium.vector.AutoresetMode(mode)
+    )
     env = make_host(lambda n: made, made, name="counting", num_envs=3)
     env.reset(0)
     for step in range(1, 10):

@@ -35,14 +35,18 @@ def test_the_spread_is_between_the_quarters_so_that_one_disturbed_round_does_not
 
 
 def test_every_row_has_one_line_and_only_those_that_fell_are_named():
-    lines, fallen = compare({"a": QUIET, "b": QUIET}, {"a": Figure(1.0, 0.3), "b": QUIET, "new": QUIET})
+    lines, fallen = compare(
+        {"a": QUIET, "b": QUIET}, {"a": Figure(1.0, 0.3), "b": QUIET, "new": QUIET}
+    )
     assert fallen == ["a"] and len(lines) == 3
     assert lines[0].endswith("-50.0%, FELL") and "FELL" not in lines[1] + lines[2]
     assert "nothing committed" in lines[2]
 
 
 def run(monkeypatch, tmp_path, rounds: list[tuple[float, float]], *words: str) -> int:
-    """Run the command with these rates of the package and of the fixed program, in place of a measurement."""
+    """Run the command with these rates of the package and of the fixed program, in place of a
+    measurement.
+    """
     monkeypatch.setattr(gate, "RESULT", tmp_path / "gate.json")
     monkeypatch.setattr(gate, "measure", lambda name: [{"ours": a, "fixed": b} for a, b in rounds])
     return gate.main(["pool", *words])
@@ -62,4 +66,8 @@ def test_the_command_writes_compares_and_refuses(monkeypatch, tmp_path, capsys):
 
 def test_workers_of_every_row_are_there():
     folder = Path(gate.HERE)
-    assert all((folder / words[0]).exists() for row in gate.ROWS.values() for words in (row.ours, row.fixed))
+    assert all(
+        (folder / words[0]).exists()
+        for row in gate.ROWS.values()
+        for words in (row.ours, row.fixed)
+    )

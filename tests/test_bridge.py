@@ -1,5 +1,5 @@
-"""Host environments called from within a compiled program: no step is lost, a stale state is detected, vmap is
-refused.
+"""Host environments called from within a compiled program: no step is lost, a stale state is
+detected, vmap is refused.
 """
 
 import jax
@@ -48,7 +48,9 @@ def test_a_compiled_rollout_tells_what_happened_in_the_environments():
     end, rollout, metrics = run(jax.random.key(0))
     done = rollout.terminated | rollout.truncated
     assert done.any() and not done.all()
-    np.testing.assert_allclose(rollout.next_obs[..., 0] - rollout.obs[..., 0], rollout.action[..., 0], atol=1e-6)
+    np.testing.assert_allclose(
+        rollout.next_obs[..., 0] - rollout.obs[..., 0], rollout.action[..., 0], atol=1e-6
+    )
     np.testing.assert_array_equal(rollout.obs[1:][~done[:-1]], rollout.next_obs[:-1][~done[:-1]])
     np.testing.assert_array_equal(rollout.first[1:], done[:-1])
     assert int(metrics["episodes"]) == done.sum()
@@ -62,13 +64,22 @@ def test_the_train_step_jits_scans_and_donates_and_each_state_is_stepped_once():
     first = jax.jit(init)(jax.random.key(0))
     second, _ = step(first)
     jax.block_until_ready(second)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="is at step 0 and the environments at step 24"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="is at step 0 and the environments at step 24"
+    ):
         jax.block_until_ready(step(first))
-    many = jax.jit(lambda state: jax.lax.scan(lambda s, _: train_step(s), state, length=3), donate_argnums=0)
+    many = jax.jit(
+        lambda state: jax.lax.scan(lambda s, _: train_step(s), state, length=3), donate_argnums=0
+    )
     end, metrics = many(second)
     assert int(end.private["sample"].env.env_state) == host.steps() == 4 * 24
-    assert np.isfinite(jax.tree.leaves(jax.device_get(metrics))).all() and metrics["sample/episodes"].sum() > 0
-    with pytest.raises(ValueError, match=r"cannot be vmapped \(2 times here\): .* learn\(num_seeds=...\)"):
+    assert (
+        np.isfinite(jax.tree.leaves(jax.device_get(metrics))).all()
+        and metrics["sample/episodes"].sum() > 0
+    )
+    with pytest.raises(
+        ValueError, match=r"cannot be vmapped \(2 times here\): .* learn\(num_seeds=...\)"
+    ):
         jax.vmap(train_step)(jax.tree.map(lambda x: jnp.stack([x, x]), end))
     with pytest.raises(ValueError, match="cannot be vmapped"):
         jax.vmap(init)(jax.random.split(jax.random.key(0)))
@@ -77,10 +88,14 @@ def test_the_train_step_jits_scans_and_donates_and_each_state_is_stepped_once():
 def test_learning_through_callbacks_is_repeatable_and_resumes_with_new_episodes(tmp_path):
     def learn(total_steps: int, **options) -> jf.Result:
         env = tiny.host_line(discrete=False, bridge="callback")
-        return jf.learn(env, SAC, total_steps=total_steps, eval_episodes=2, tell=lambda line: None, **options)
+        return jf.learn(
+            env, SAC, total_steps=total_steps, eval_episodes=2, tell=lambda line: None, **options
+        )
 
     first, again = learn(96, run_dir=tmp_path / "run"), learn(96)
-    jax.tree.map(np.testing.assert_array_equal, first.state.private["learn"], again.state.private["learn"])
+    jax.tree.map(
+        np.testing.assert_array_equal, first.state.private["learn"], again.state.private["learn"]
+    )
     on = learn(192, resume=tmp_path / "run")
     assert on.summary["env_steps"] == 192
     assert int(on.state.private["sample"].env.env_state[0]) == 96  # counted from the new start
@@ -103,17 +118,24 @@ def test_what_a_callback_raised_is_raised_by_learn():
 
 def test_what_cannot_be_bridged_is_refused_in_a_line():
     env = tiny.host_line(discrete=True, bridge="callback")
-    with pytest.raises(ValueError, match=r"pool\.bridge=callback is compiled into one program for one device"):
+    with pytest.raises(
+        ValueError, match=r"pool\.bridge=callback is compiled into one program for one device"
+    ):
         jf.learn(env, PPO, total_steps=96, placement="sampler_learner", devices=2)
     several = tiny.host_line(discrete=True, bridge="callback", num_seeds=2)
-    with pytest.raises(ValueError, match=r"num_seeds=2: an ordered callback serves one seed: write pool\.bridge=host"):
+    with pytest.raises(
+        ValueError,
+        match=r"num_seeds=2: an ordered callback serves one seed: write pool\.bridge=host",
+    ):
         jf.learn(several, PPO, total_steps=96, num_seeds=2)
     with pytest.raises(ValueError, match=r"pool\.order=arrival has no fixed order to compile"):
         make_bridge(env._replace(recv_any=lambda: None))  # type: ignore[arg-type, return-value]
 
 
 def pictures(num_envs: int, bridge: str) -> HostEnv:
-    """Observations of 450 KB a step over all environments, which contain each environment's step count."""
+    """Observations of 450 KB a step over all environments, which contain each environment's step
+    count.
+    """
     count, sent = np.zeros(num_envs, np.int64), list[np.ndarray]()
     no, zero = np.zeros(num_envs, bool), np.zeros(num_envs, np.float32)
     canvas = np.zeros((num_envs, 84, 84, 4), np.uint8)
@@ -129,7 +151,9 @@ def pictures(num_envs: int, bridge: str) -> HostEnv:
     def recv(group: int) -> HostStep:
         count[:] += 1
         obs = look()
-        return HostStep(obs, obs, sent.pop().astype(np.float32), no, no, zero, count.astype(np.int32))
+        return HostStep(
+            obs, obs, sent.pop().astype(np.float32), no, no, zero, count.astype(np.int32)
+        )
 
     spec = EnvSpec("pictures", jax.ShapeDtypeStruct((84, 84, 4), np.uint8), Discrete(7))
     return HostEnv(
@@ -168,7 +192,9 @@ def test_ten_thousand_steps_of_pictures_by_callback_do_not_deadlock():
 
 def test_ten_thousand_steps_of_pictures_by_a_host_fragment_do_not_deadlock():
     host = pictures(6, "host")
-    algorithm = ppo(rollout_length=100, num_minibatches=1, policy_hidden=(1,), value_hidden=(1,), cnn="none")
+    algorithm = ppo(
+        rollout_length=100, num_minibatches=1, policy_hidden=(1,), value_hidden=(1,), cnn="none"
+    )
     graph, agent = build_graph(host, algorithm)
     program = programs.compile(graph, placements.fused(graph, jax.devices()), 1)
     keys = jax.random.split(jax.random.key(0), 1)
@@ -180,7 +206,8 @@ def test_ten_thousand_steps_of_pictures_by_a_host_fragment_do_not_deadlock():
         private, outputs, _ = sample.step(private, inputs, (), jax.random.fold_in(keys[0], tick))
         seen = outputs["rollout"].obs[:, :, 5, 5, 3]
         np.testing.assert_array_equal(
-            seen, np.broadcast_to(np.arange(tick * 100, tick * 100 + 100)[:, None] % 251, seen.shape)
+            seen,
+            np.broadcast_to(np.arange(tick * 100, tick * 100 + 100)[:, None] % 251, seen.shape),
         )
     assert host.steps() == 60_000
 
@@ -189,7 +216,12 @@ def test_the_error_of_a_stale_state_has_a_name_of_its_own():
     host = tiny.host_line(discrete=True)
     bridge = make_bridge(host)
     state, _ = bridge.env.reset(jax.random.key(0))
-    step = jax.jit(lambda state: bridge.env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0), (), 0))
+    step = jax.jit(
+        lambda state: bridge.env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0), (), 0)
+    )
     jax.block_until_ready(step(state))
-    with pytest.raises(BridgeError, match="each state can be stepped once"), reraise_callback_error(bridge.failures):
+    with (
+        pytest.raises(BridgeError, match="each state can be stepped once"),
+        reraise_callback_error(bridge.failures),
+    ):
         jax.block_until_ready(step(state))

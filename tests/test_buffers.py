@@ -1,4 +1,6 @@
-"""Replay buffers: a minibatch contains only added steps, in time order, an equal share from every logical shard."""
+"""Replay buffers: a minibatch contains only added steps, in time order, an equal share from every
+logical shard.
+"""
 
 from functools import cache
 
@@ -11,7 +13,12 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import OnPolicy, Replay
-from jaxrl_fast.learning.minibatches import logical_shards, random_order, shuffled_epochs, take_batch
+from jaxrl_fast.learning.minibatches import (
+    logical_shards,
+    random_order,
+    shuffled_epochs,
+    take_batch,
+)
 from jaxrl_fast.learning.off_policy import in_turn
 from jaxrl_fast.learning.replay import Window, ring_buffer, uniform_source
 
@@ -27,13 +34,26 @@ def rollout(start: int, length: int, num_envs: int) -> Transition:
     no = np.zeros((length, num_envs), bool)
     obs = np.stack([t, env], axis=-1).astype(np.int32)
     extras = Extras({"log_prob": t.astype(np.float32), "noise": -t}, {"actor": obs[..., :1] * 100})
-    return Transition(obs, obs[..., 0] * 10, t.astype(np.float32), {"t": obs[..., 0] + 1}, no, no, t % 5 == 1, extras)
+    return Transition(
+        obs,
+        obs[..., 0] * 10,
+        t.astype(np.float32),
+        {"t": obs[..., 0] + 1},
+        no,
+        no,
+        t % 5 == 1,
+        extras,
+    )
 
 
 @cache
 def compiled(capacity_t: int, num_envs: int, batch_size: int, window: Window):
-    """``init``; ``add(state, start, length)``; ``batches(state, key)``: the time-major minibatches of one draw."""
-    buffer = ring_buffer(capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, window=window)
+    """``init``; ``add(state, start, length)``; ``batches(state, key)``: the time-major minibatches
+    of one draw.
+    """
+    buffer = ring_buffer(
+        capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, window=window
+    )
     source = uniform_source(buffer, NUM_BATCHES * (batch_size // buffer.shards), window)
 
     def batches(state, key):
@@ -58,7 +78,9 @@ EPOCHS = jax.jit(shuffled_epochs, static_argnums=(2, 3))
 TAKE = jax.jit(jax.vmap(take_batch, in_axes=(None, 0)))
 
 
-def filled(capacity_t: int, num_envs: int, batch_size: int, window: Window | int, chunks: list[int]):
+def filled(
+    capacity_t: int, num_envs: int, batch_size: int, window: Window | int, chunks: list[int]
+):
     window = Window(window) if isinstance(window, int) else window
     init, add, batches = compiled(capacity_t, num_envs, batch_size, window)
     state, time = init(), 0
@@ -123,7 +145,12 @@ def test_every_batch_takes_the_same_share_of_each_logical_shard():
 
 def test_the_number_of_shards_depends_on_sizes_alone():
     assert len(jax.devices()[:2]) == 2
-    assert [logical_shards(*sizes) for sizes in ((64, 256), (12, 256), (3, 256), (64, 6))] == [8, 4, 1, 2]
+    assert [logical_shards(*sizes) for sizes in ((64, 256), (12, 256), (3, 256), (64, 6))] == [
+        8,
+        4,
+        1,
+        2,
+    ]
 
 
 def test_replay_stores_of_a_decision_what_it_is_asked_to():
@@ -142,11 +169,15 @@ def test_replay_stores_of_a_decision_what_it_is_asked_to():
     seed=st.integers(0, 99),
 )
 def test_sequences_begin_where_the_memory_is_known(sizes, chunks, seed):
-    """Each window starts at a multiple of the stride, has the memory of exactly that step, is whole and is recent."""
+    """Each window starts at a multiple of the stride, has the memory of exactly that step, is whole
+    and is recent.
+    """
     capacity_t, num_envs, batch_size, length, stride = sizes
     if sum(chunks) < length + stride - 1:
         chunks = [*chunks, *([1] * (length + stride - 1))]
-    draw, state, time = filled(capacity_t, num_envs, batch_size, Window(length, stride, memory=True), chunks)
+    draw, state, time = filled(
+        capacity_t, num_envs, batch_size, Window(length, stride, memory=True), chunks
+    )
     for batch, memory in draw(state, jax.random.key(seed)):
         t, env = np.moveaxis(np.asarray(batch.obs), -1, 0)
         assert (np.diff(t, axis=0) == 1).all() and (env == env[0]).all()
@@ -157,7 +188,9 @@ def test_sequences_begin_where_the_memory_is_known(sizes, chunks, seed):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"batch_size=256 is larger than buffer_size=128: .* at least 256"):
+    with pytest.raises(
+        ValueError, match=r"batch_size=256 is larger than buffer_size=128: .* at least 256"
+    ):
         ring_buffer(capacity=128, num_envs=4, batch_size=256)
     with pytest.raises(ValueError, match=r"windows of 3 .*: write a buffer_size of at least 16"):
         ring_buffer(capacity=12, num_envs=4, batch_size=4, window=Window(3))
@@ -215,10 +248,16 @@ def test_a_random_order_holds_every_number_once(size):
 
 def test_in_a_random_order_every_number_is_equally_likely_everywhere():
     draws, size = 6000, 5
-    orders = np.asarray(jax.jit(jax.vmap(lambda k: random_order(k, size)))(jax.random.split(jax.random.key(0), draws)))
+    orders = np.asarray(
+        jax.jit(jax.vmap(lambda k: random_order(k, size)))(
+            jax.random.split(jax.random.key(0), draws)
+        )
+    )
     counts = np.stack([np.bincount(orders[:, place], minlength=size) for place in range(size)])
     sigma = np.sqrt(draws * (1 / size) * (1 - 1 / size))
     assert np.abs(counts - draws / size).max() < 4.5 * sigma
     pairs = np.bincount(orders[:, 0] * size + orders[:, 1], minlength=size * size)
     assert (pairs[np.eye(size, dtype=bool).ravel()] == 0).all()
-    assert np.abs(pairs[~np.eye(size, dtype=bool).ravel()] - draws / 20).max() < 4.5 * np.sqrt(draws / 20)
+    assert np.abs(pairs[~np.eye(size, dtype=bool).ravel()] - draws / 20).max() < 4.5 * np.sqrt(
+        draws / 20
+    )

@@ -42,9 +42,21 @@ STOP = 9.0
 
 def learn(**options: Any) -> jf.Result:
     algorithm = jf.ppo(
-        rollout_length=8, num_minibatches=1, num_epochs=2, policy_hidden=(8,), value_hidden=(8,), learning_rate=0.003
+        rollout_length=8,
+        num_minibatches=1,
+        num_epochs=2,
+        policy_hidden=(8,),
+        value_hidden=(8,),
+        learning_rate=0.003,
     )
-    given = dict(total_steps=STEPS, eval_every=EVERY, eval_episodes=4, num_seeds=2, seed=2, tell=lambda line: None)
+    given = dict(
+        total_steps=STEPS,
+        eval_every=EVERY,
+        eval_episodes=4,
+        num_seeds=2,
+        seed=2,
+        tell=lambda line: None,
+    )
     return jf.learn(tiny.line(discrete=True, limit=20), algorithm, **{**given, **options})
 
 
@@ -66,7 +78,11 @@ def leaves(result: jf.Result) -> list[np.ndarray]:
 
 
 def evaluations(result: jf.Result) -> list[tuple[int, float]]:
-    return [(row["env_steps"], row["eval_return_mean"]) for row in result.history if row["kind"] == "eval"]
+    return [
+        (row["env_steps"], row["eval_return_mean"])
+        for row in result.history
+        if row["kind"] == "eval"
+    ]
 
 
 def rows(folder: Path) -> list[list[str]]:
@@ -75,7 +91,9 @@ def rows(folder: Path) -> list[list[str]]:
 
 
 def stopped_at() -> int:
-    """Return the steps of the first evaluation at `STOP`, which is neither the first nor the last one."""
+    """Return the steps of the first evaluation at `STOP`, which is neither the first nor the last
+    one.
+    """
     steps = [steps for steps, mean in evaluations(undisturbed()) if mean >= STOP]
     assert EVERY < steps[0] < STEPS
     return steps[0]
@@ -96,7 +114,9 @@ def test_callbacks_change_no_number(tmp_path: Path):
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_an_evaluation_has_the_episodes_of_the_table_and_the_policies_that_played_them(tmp_path: Path, beside: bool):
+def test_an_evaluation_has_the_episodes_of_the_table_and_the_policies_that_played_them(
+    tmp_path: Path, beside: bool
+):
     seen: list[jf.Evaluation] = []
     written: list[bool] = []
 
@@ -115,7 +135,9 @@ def test_an_evaluation_has_the_episodes_of_the_table_and_the_policies_that_playe
     last = seen[-1]
     best = int(np.argmax(last.returns.mean(axis=1)))
     for policy in (last.policy, last.policy_of(best)):
-        for ours, theirs in zip(jax.tree.leaves(policy.params), jax.tree.leaves(result.policy.params), strict=True):
+        for ours, theirs in zip(
+            jax.tree.leaves(policy.params), jax.tree.leaves(result.policy.params), strict=True
+        ):
             np.testing.assert_array_equal(ours, theirs)
     others = jax.tree.leaves(last.policy_of(1 - best).params), jax.tree.leaves(last.policy.params)
     assert any((one != other).any() for one, other in zip(*others, strict=True))
@@ -127,7 +149,11 @@ def test_an_evaluation_has_the_successes_of_the_environment():
     env = vectorize(single._replace(success=lambda x: jnp.abs(x) < 0.5), num_envs=4)
     seen: list[jf.Evaluation] = []
     result = jf.learn(
-        env, jf.ppo(rollout_length=8, num_minibatches=1), total_steps=64, eval_episodes=6, on_eval=seen.append
+        env,
+        jf.ppo(rollout_length=8, num_minibatches=1),
+        total_steps=64,
+        eval_episodes=6,
+        on_eval=seen.append,
     )
     assert seen[-1].success.shape == (1, 6) and seen[-1].success.dtype == bool
     assert seen[-1].success.mean() == result.summary["eval_success_rate"]
@@ -141,7 +167,9 @@ def test_what_on_eval_raises_ends_the_run():
         learn(on_eval=on_eval)
 
 
-def test_every_checkpoint_is_complete_when_it_is_reported_and_stays_until_the_call_has_returned(tmp_path: Path):
+def test_every_checkpoint_is_complete_when_it_is_reported_and_stays_until_the_call_has_returned(
+    tmp_path: Path,
+):
     """The run has the next state, which is due, before a call returns."""
     seen: list[Path] = []
     threads, trained = set(), threading.Semaphore(0)
@@ -179,7 +207,9 @@ def test_what_on_checkpoint_raises_ends_the_run(tmp_path: Path, at: int):
 
 
 def test_ended_episodes_are_those_of_a_slow_count():
-    """Every episode has 20 steps: of 4 environments, each with as many steps as the run has, the 20th ends one."""
+    """Every episode has 20 steps: of 4 environments, each with as many steps as the run has, the
+    20th ends one.
+    """
     single = tiny.line(discrete=True, limit=20).env
 
     def step(x, action, key):
@@ -199,7 +229,9 @@ def test_ended_episodes_are_those_of_a_slow_count():
         if ended:
             expected[CHUNK * chunk] = [4 * ended] * 3
     assert {one.env_steps: one.number.tolist() for one in seen} == expected
-    assert all(one.returns.tolist() == [10.0] * 3 and one.length.tolist() == [20.0] * 3 for one in seen)
+    assert all(
+        one.returns.tolist() == [10.0] * 3 and one.length.tolist() == [20.0] * 3 for one in seen
+    )
 
 
 def test_a_seed_without_an_ended_episode_has_no_mean():
@@ -215,14 +247,23 @@ def test_a_run_stops_at_a_return_as_if_it_had_been_that_long(tmp_path: Path):
     at = stopped_at()
     short = learn(total_steps=at, eval_beside=False)
     assert_same(result, short)
-    assert result.summary["best"] == short.summary["best"] and "fresh_return_mean" in result.summary["best"]
+    assert (
+        result.summary["best"] == short.summary["best"]
+        and "fresh_return_mean" in result.summary["best"]
+    )
     assert (result.summary["stopped_by"], short.summary["stopped_by"]) == ("stop.return", None)
     assert json.loads((tmp_path / "summary.json").read_text())["stopped_by"] == "stop.return"
     assert read_run(tmp_path).state == "done"
     assert all_steps(tmp_path / "checkpoints")[-1] == at
-    assert [line for line in told if "reached stop.return=9" in line and f"after {at} of {STEPS} steps" in line]
+    assert [
+        line
+        for line in told
+        if "reached stop.return=9" in line and f"after {at} of {STEPS} steps" in line
+    ]
     stored = jf.load_policy(tmp_path / "policy").params
-    for ours, theirs in zip(jax.tree.leaves(stored), jax.tree.leaves(result.policy.params), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(stored), jax.tree.leaves(result.policy.params), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -238,7 +279,9 @@ def test_the_mean_over_seeds_counts():
 def test_a_stopped_run_goes_on_only_without_its_return(tmp_path: Path):
     at = stopped_at()
     learn(stop_return=STOP, run_dir=tmp_path)
-    with pytest.raises(ValueError, match=rf"/{at}: the greedy return \S+ has reached stop.return=9; write a higher"):
+    with pytest.raises(
+        ValueError, match=rf"/{at}: the greedy return \S+ has reached stop.return=9; write a higher"
+    ):
         learn(stop_return=STOP, run_dir=tmp_path, resume=tmp_path, total_steps=2 * STEPS)
     result = learn(run_dir=tmp_path, resume=tmp_path, eval_beside=False)
     assert result.summary["stopped_by"] is None and result.summary["env_steps"] == STEPS
@@ -267,11 +310,17 @@ def test_a_run_that_is_interrupted_stops_where_it_would_have(tmp_path: Path, eva
         learn(stop_return=STOP, run_dir=part, evaluator=evaluator, should_stop=stopping.is_set)
     finally:
         release.set()
-    assert json.loads((part / "summary.json").read_text())["stopped_by"] is None and read_run(part).state == "stopped"
+    assert (
+        json.loads((part / "summary.json").read_text())["stopped_by"] is None
+        and read_run(part).state == "stopped"
+    )
     result = learn(stop_return=STOP, run_dir=part, resume=part)
     assert rows(part) == rows(whole)
     assert result.summary["env_steps"] == expected.summary["env_steps"]
-    assert result.summary["stopped_by"] == "stop.return" and result.summary["best"] == expected.summary["best"]
+    assert (
+        result.summary["stopped_by"] == "stop.return"
+        and result.summary["best"] == expected.summary["best"]
+    )
     for ours, theirs in zip(leaves(result), leaves(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -284,20 +333,34 @@ def recorded_evaluation() -> Any:
 
     env = tiny.line(discrete=True, limit=20)
     algorithm = jf.ppo(
-        rollout_length=8, num_minibatches=1, num_epochs=2, policy_hidden=(8,), value_hidden=(8,), learning_rate=0.003
+        rollout_length=8,
+        num_minibatches=1,
+        num_epochs=2,
+        policy_hidden=(8,),
+        value_hidden=(8,),
+        learning_rate=0.003,
     )
     agent, keys = bind(algorithm, env.spec, env.num_envs), jax.random.split(jax.random.key(2), 2)
     return make_periodic_evaluation(env, algorithm, agent, keys, EvalOptions(episodes=4)).evaluate
 
 
 REFUSED = [
-    (dict(stop_return=1.0, eval_every=0), "stop.return needs evaluations, and eval.every=0 makes none"),
-    (dict(stop_return=1.0, eval_beside=True), "stop.return evaluates between chunks: leave eval.beside out"),
+    (
+        dict(stop_return=1.0, eval_every=0),
+        "stop.return needs evaluations, and eval.every=0 makes none",
+    ),
+    (
+        dict(stop_return=1.0, eval_beside=True),
+        "stop.return evaluates between chunks: leave eval.beside out",
+    ),
     (dict(stop_return=float("nan")), "stop_return=nan: write a number that is finite"),
     (dict(stop_return="high"), "stop_return='high': write a number"),
     (dict(on_eval=print, eval_every=0), "on_eval needs evaluations, and eval.every=0 makes none"),
     (dict(on_checkpoint=print), "on_checkpoint needs checkpoints: write run_dir="),
-    (dict(on_checkpoint=print, run_dir="run", checkpoints=jf.Checkpoints(keep=0)), "on_checkpoint needs checkpoints"),
+    (
+        dict(on_checkpoint=print, run_dir="run", checkpoints=jf.Checkpoints(keep=0)),
+        "on_checkpoint needs checkpoints",
+    ),
 ]
 
 
@@ -308,23 +371,48 @@ def test_what_cannot_be_called_is_refused(options: dict, message: str, tmp_path:
         learn(**options)
 
 
-def test_the_setting_switches_evaluation_during_training_off_and_is_stored_only_if_given(tmp_path: Path):
+def test_the_setting_switches_evaluation_during_training_off_and_is_stored_only_if_given(
+    tmp_path: Path,
+):
     plain, run = compose(["env=cartpole"]), compose(["env=cartpole", "stop.return=475"])
-    assert (run.stop.return_, run.eval.beside, run.sources["eval.beside"]) == (475.0, False, "follows stop.return")
+    assert (run.stop.return_, run.eval.beside, run.sources["eval.beside"]) == (
+        475.0,
+        False,
+        "follows stop.return",
+    )
     assert compose(["env=cartpole", "stop.return=0"]).eval.beside is False
-    assert plain.eval.beside and "stop.return" not in flat_settings(plain) and "\nstop:" not in to_yaml(plain)
+    assert (
+        plain.eval.beside
+        and "stop.return" not in flat_settings(plain)
+        and "\nstop:" not in to_yaml(plain)
+    )
     assert flat_settings(run)["stop.return"] == 475.0
     (tmp_path / "plain.yaml").write_text(to_yaml(plain))
     (tmp_path / "config.yaml").write_text(to_yaml(run))
     again = compose([f"config='{tmp_path}/config.yaml'"])
     assert (again.stop, again.eval) == (run.stop, run.eval)
-    assert compose([f"config='{tmp_path}/plain.yaml'", "stop.return=3"]).eval.beside is False  # the file has true
+    assert (
+        compose([f"config='{tmp_path}/plain.yaml'", "stop.return=3"]).eval.beside is False
+    )  # the file has true
     check_stop(None, plain.eval)
 
 
 def test_the_command_stops_and_resumes_only_without_its_return(tmp_path: Path, commands):
-    words = ["env=probe", "env.id=value", "algo=ppo", "num_envs=4", "total_steps=2000", "eval.every=200"]
-    words += ["eval.episodes=2", "algo.rollout_length=8", "algo.num_minibatches=1", "log=none", "seed=5"]
+    words = [
+        "env=probe",
+        "env.id=value",
+        "algo=ppo",
+        "num_envs=4",
+        "total_steps=2000",
+        "eval.every=200",
+    ]
+    words += [
+        "eval.episodes=2",
+        "algo.rollout_length=8",
+        "algo.num_minibatches=1",
+        "log=none",
+        "seed=5",
+    ]
     ended = commands.run(tmp_path, "train", *words, "stop.return=-5", "run_dir=run", trains=True)
     assert ended.status == 0, ended.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -333,15 +421,28 @@ def test_the_command_stops_and_resumes_only_without_its_return(tmp_path: Path, c
     assert "resume=run stop.return=null" in ended.out
     assert "stop:\n  return: -5" in (tmp_path / "run" / "config.yaml").read_text()
     again = ["resume=run", "total_steps=4000"]
-    lines = [["train", *again], ["train", *again, "stop.return=-6"], ["train", *words, "stop.return=1", "eval.every=0"]]
-    lines += [["train", *words, "stop.return=1", "eval.beside=true"], ["train", *words, "stop.return=nan"]]
+    lines = [
+        ["train", *again],
+        ["train", *again, "stop.return=-6"],
+        ["train", *words, "stop.return=1", "eval.every=0"],
+    ]
+    lines += [
+        ["train", *words, "stop.return=1", "eval.beside=true"],
+        ["train", *words, "stop.return=nan"],
+    ]
     same, lower, *wrong = commands.run_all(tmp_path, lines)
     for one in (same, lower):
-        assert one.status == 0 and len(one.out.splitlines()) == 1 and "has reached stop.return=-" in one.out, one
+        assert (
+            one.status == 0
+            and len(one.out.splitlines()) == 1
+            and "has reached stop.return=-" in one.out
+        ), one
     assert "stop.return needs evaluations" in refusal(wrong[0])
     assert "stop.return evaluates between chunks" in refusal(wrong[1])
     assert "stop.return=nan" in refusal(wrong[2])
-    whole = commands.run(tmp_path, "train", "resume=run", "stop.return=null", "eval.beside=false", trains=True)
+    whole = commands.run(
+        tmp_path, "train", "resume=run", "stop.return=null", "eval.beside=false", trains=True
+    )
     assert whole.status == 0, whole.err
     assert "changed: stop.return: -5.0 -> None" in whole.out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -368,7 +469,12 @@ def test_the_rate_of_the_page_is_halved_after_three_evaluations_without_a_better
         names["seen"].append(evaluation.returns.mean())
 
     names["seen_all"] = []
-    result = learn(eval_every=CHUNK, evaluator=evaluator, on_eval=on_eval, between_chunks=names["halve_at_a_plateau"])
+    result = learn(
+        eval_every=CHUNK,
+        evaluator=evaluator,
+        on_eval=on_eval,
+        between_chunks=names["halve_at_a_plateau"],
+    )
     rates = [row["rate/learning_rate"] for row in result.history if row["kind"] == "train"]
     halvings, best, since = [], means[0], 0
     for i, mean in enumerate(means[1:], 1):  # a slow reference
@@ -382,7 +488,9 @@ def test_the_rate_of_the_page_is_halved_after_three_evaluations_without_a_better
 
 
 @pytest.mark.parametrize("num_seeds", [1, 2])
-def test_the_curriculum_of_the_page_raises_its_level_across_resets_and_resumes(tmp_path: Path, num_seeds: int):
+def test_the_curriculum_of_the_page_raises_its_level_across_resets_and_resumes(
+    tmp_path: Path, num_seeds: int
+):
     names: dict[str, Any] = {}
     exec(block_of_the_page("raise_level").partition("\nenv =")[0], names)
     env = names["with_level"](vectorize(names["make"](), num_envs=4))
@@ -395,8 +503,12 @@ def test_the_curriculum_of_the_page_raises_its_level_across_resets_and_resumes(t
         levels.append(level)
         return names["raise_level"](state, scores)
 
-    options = dict(num_seeds=num_seeds, eval_episodes=2, between_chunks=between_chunks, tell=lambda line: None)
-    options |= dict(run_dir=tmp_path, on_episode_end=lambda episodes: ended.append(episodes.number.sum()))
+    options = dict(
+        num_seeds=num_seeds, eval_episodes=2, between_chunks=between_chunks, tell=lambda line: None
+    )
+    options |= dict(
+        run_dir=tmp_path, on_episode_end=lambda episodes: ended.append(episodes.number.sum())
+    )
     jf.learn(env, algorithm, total_steps=256 * 4, **options)
     jf.learn(env, algorithm, total_steps=256 * 6, resume=tmp_path, **options)
     np.testing.assert_allclose(levels, 0.02 * np.arange(6), rtol=1e-5)
@@ -407,7 +519,10 @@ def test_the_curriculum_of_the_page_raises_its_level_across_resets_and_resumes(t
 def test_the_return_is_no_part_of_a_compiled_program():
     keeper: Any = SimpleNamespace(files=None, identity="")
     words = ["env=cartpole", "eval.beside=false"]
-    settings = [flat_settings(compose([*words, *more])) for more in ([], ["stop.return=475"], ["num_envs=2"])]
+    settings = [
+        flat_settings(compose([*words, *more]))
+        for more in ([], ["stop.return=475"], ["num_envs=2"])
+    ]
     same, stopped, other = (store_of(keeper, own, None).key for own in settings)
     assert same == stopped != other
 
@@ -424,12 +539,17 @@ def test_the_return_is_no_part_of_a_compiled_program():
             ["algo=ppo", "total_steps=4096", "overlap=sampling"],
             "begins after 4,096 steps; write total_steps=6144 or more",
         ),
-        (["algo=dqn", "total_steps=40", "algo.warmup_steps=80"], "no update: learning begins after 64 steps"),
+        (
+            ["algo=dqn", "total_steps=40", "algo.warmup_steps=80"],
+            "no update: learning begins after 64 steps",
+        ),
     ],
 )
 def test_a_run_that_ends_before_its_first_update_says_so(commands, tmp_path, words, told):
     ended = commands.run(tmp_path, "train", "env=cartpole", "num_envs=4", "tuned=false", *words)
-    assert ended.status == TRAINED and ("no update" in ended.out) == bool(told) and told in ended.out
+    assert (
+        ended.status == TRAINED and ("no update" in ended.out) == bool(told) and told in ended.out
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -438,7 +558,10 @@ def test_the_first_signal_stops_the_run_and_the_second_has_its_default_effect(nu
     try:
         stop = StopSignal()
         assert not stop()  # training begins
-        assert signal.getsignal(number) not in (signal.SIG_DFL, before[number])  # else the next line ends the tests
+        assert signal.getsignal(number) not in (
+            signal.SIG_DFL,
+            before[number],
+        )  # else the next line ends the tests
         os.kill(os.getpid(), number)
         assert stop() and stop.number == number
         assert [signal.getsignal(one) for one in before] == [signal.SIG_DFL] * 2

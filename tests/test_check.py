@@ -1,4 +1,6 @@
-"""`jf.check_env` and its command: each rule refuses an environment that breaks it, and a good one passes."""
+"""`jf.check_env` and its command: each rule refuses an environment that breaks it, and a good one
+passes.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -25,7 +27,9 @@ def report_on(env: Any, **options: Any) -> Report:
 
 def only(report: Report, rule: str, kind: str = "wrong") -> str:
     """Return the words of the only rule that is not ok."""
-    assert [(f.kind, f.rule) for f in report.findings if f.kind != "ok"] == [(kind, rule)], str(report)
+    assert [(f.kind, f.rule) for f in report.findings if f.kind != "ok"] == [(kind, rule)], str(
+        report
+    )
     return next(f.words for f in report.findings if f.kind != "ok")
 
 
@@ -51,20 +55,31 @@ def walk(
         x = move(state[0], action)
         terminated, truncated = ends(x, state[1] + 1)
         following = after((x, state[1] + 1), terminated | truncated, key)
-        given = jf.Timestep(obs(x, following[0]), following[0], reward(x, action), terminated, truncated)
+        given = jf.Timestep(
+            obs(x, following[0]), following[0], reward(x, action), terminated, truncated
+        )
         return following, given
 
     box = jf.Box(-np.ones(2, np.float32), np.ones(2, np.float32))
-    return jf.Env(jf.EnvSpec("walk", jax.ShapeDtypeStruct((2,), jnp.float32), box, limit), reset, step)
+    return jf.Env(
+        jf.EnvSpec("walk", jax.ShapeDtypeStruct((2,), jnp.float32), box, limit), reset, step
+    )
 
 
 def test_a_good_environment_follows_all_rules():
     lines: list[str] = []
     report = jf.check_env(walk(), num_steps=40, tell=lines.append)
     assert not report.wrong and {f.kind for f in report.findings} == {"ok"}
-    assert [f.rule for f in report.findings] == [rule for rule in RULES if rule not in ("space", "mask")]
-    assert lines == str(report).splitlines() and lines[0] == "ok     shapes, dtypes and calls follow the interface"
-    assert lines[-1].startswith("speed  ") and " steps/s in 64 environments, compiled in " in lines[-1]
+    assert [f.rule for f in report.findings] == [
+        rule for rule in RULES if rule not in ("space", "mask")
+    ]
+    assert (
+        lines == str(report).splitlines()
+        and lines[0] == "ok     shapes, dtypes and calls follow the interface"
+    )
+    assert (
+        lines[-1].startswith("speed  ") and " steps/s in 64 environments, compiled in " in lines[-1]
+    )
     assert not report_on(jf.vectorize(walk(), num_envs=2)).wrong
     assert not report_on(walk).wrong
 
@@ -98,26 +113,42 @@ def new_start(state: Any, done: Any, key: Any) -> Any:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
-    "counts calls": ({"reward": lambda x, a: x[0] + next(CALLS)}, "pure", "step computes something else each time"),
+    "counts calls": (
+        {"reward": lambda x, a: x[0] + next(CALLS)},
+        "pure",
+        "step computes something else each time",
+    ),
     "NumPy's random": (
         {"start": lambda key: jnp.asarray(np.random.default_rng().random(2), jnp.float32)},
         "pure",
         "reset computes",
     ),
-    "no action": ({"move": lambda x, a: 0.9 * x}, "actions", "gave the same observations, rewards and ends"),
+    "no action": (
+        {"move": lambda x, a: 0.9 * x},
+        "actions",
+        "gave the same observations, rewards and ends",
+    ),
     "extreme reward": (
         {"reward": lambda x, a: jnp.where(jnp.abs(a[0]) > 0.999, jnp.nan, 1.0)},
         "finite",
         "with extreme actions: reward nan",
     ),
     "infinite observation": ({"move": lambda x, a: 1.0 / (1.0 - a)}, "finite", "observation inf"),
-    "limit terminates": ({"ends": over(LIMIT)}, "limit", f"terminated after exactly {LIMIT} steps, the time limit"),
+    "limit terminates": (
+        {"ends": over(LIMIT)},
+        "limit",
+        f"terminated after exactly {LIMIT} steps, the time limit",
+    ),
     "first again": (
         {"start": lambda key: jnp.ones(2), "after": first_again, "limit": None, "ends": over(5)},
         "terminal",
         "each terminal observation equals the first one of its episode",
     ),
-    "new start": ({"after": new_start}, "terminal", "a counter in the state starts again where an episode ends"),
+    "new start": (
+        {"after": new_start},
+        "terminal",
+        "a counter in the state starts again where an episode ends",
+    ),
     "new start at a limit": (
         {
             "after": lambda state, done, key: (state[0], jnp.where(done, 0, state[1])),
@@ -127,7 +158,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "a counter in the state starts again where an episode ends",
     ),
     "leaks a trace": ({"reward": lambda x, a: leak(x)}, "pure", "fails when it is traced again"),
-    "two observations": ({"obs": lambda x, following: following + 1}, "terminal", "obs differs from next_obs"),
+    "two observations": (
+        {"obs": lambda x, following: following + 1},
+        "terminal",
+        "obs differs from next_obs",
+    ),
     "dtype": ({"move": lambda x, a: (x + a).astype(jnp.float16)}, "spec", "step gives a state"),
 }
 
@@ -148,11 +183,15 @@ def test_an_environment_that_cannot_be_played_is_named():
         io_callback(lambda seen: None, None, x, ordered=True)
         return x + action
 
-    assert "8 of them cannot be played: ValueError: Cannot `vmap`" in str(report_on(walk(move=ordered)))
+    assert "8 of them cannot be played: ValueError: Cannot `vmap`" in str(
+        report_on(walk(move=ordered))
+    )
 
 
 def test_what_may_be_intended_is_a_note():
-    assert "all seeds give the same" in only(report_on(walk(start=lambda key: jnp.zeros(2))), "starts", "note")
+    assert "all seeds give the same" in only(
+        report_on(walk(start=lambda key: jnp.zeros(2))), "starts", "note"
+    )
     assert "exactly 7 steps" in only(report_on(walk(ends=over(7))), "limit", "note")
     still = walk(ends=lambda x, steps: (NEVER, NEVER), limit=None)
     assert only(report_on(still), "limit", "note") == "no episode ended"
@@ -250,7 +289,9 @@ class Doubles(Steps):
 class Entry(Steps):
     """One entry of its observations has another dtype than its space."""
 
-    observation_space = gymnasium.spaces.Dict(x=Steps.observation_space, goal=gymnasium.spaces.Box(-1, 1, (1,)))
+    observation_space = gymnasium.spaces.Dict(
+        x=Steps.observation_space, goal=gymnasium.spaces.Box(-1, 1, (1,))
+    )
 
     def reset(self, **options: Any) -> Any:
         return self.with_goal(super().reset(**options))
@@ -327,17 +368,33 @@ class Fails(Steps):
 
 
 HOST: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "shared": (lambda: limited(Shared), "separate", "differs where another environment got other actions"),
+    "shared": (
+        lambda: limited(Shared),
+        "separate",
+        "differs where another environment got other actions",
+    ),
     "statistics": (lambda: Statistics(limited(Steps)), "repeats", "something outlives an episode"),
-    "unseeded": (lambda: limited(Unseeded), "starts", "two resets with the same seed give different observations"),
+    "unseeded": (
+        lambda: limited(Unseeded),
+        "starts",
+        "two resets with the same seed give different observations",
+    ),
     "outside": (lambda: limited(Outside), "space", "which is not in Box(0.0, 1.0, (2,), float32)"),
     "doubles": (lambda: limited(Doubles), "space", "step 1 returns an observation float64[2]"),
-    "entry": (lambda: limited(Entry), "space", "entry 'goal', float64[1] from 0 to 0, which is not in Box"),
+    "entry": (
+        lambda: limited(Entry),
+        "space",
+        "entry 'goal', float64[1] from 0 to 0, which is not in Box",
+    ),
     "zero": (lambda: limited(Zero), "space", "step 1 returns terminated=0: write a bool"),
     "deaf": (lambda: limited(Deaf), "actions", "other actions gave the same"),
     "explosive": (lambda: limited(Explosive), "finite", "actions: reward inf"),
     "ends": (lambda: Ends(), "limit", f"terminated after exactly {LIMIT} steps, the time limit"),
-    "resets": (lambda: limited(Resets), "terminal", "each terminal observation equals the first one"),
+    "resets": (
+        lambda: limited(Resets),
+        "terminal",
+        "each terminal observation equals the first one",
+    ),
     "numbered": (lambda: limited(Numbered), "repeats", "differs in a second environment"),
     "fails": (Fails, "spec", "raised RuntimeError: no such file (step 3 of an episode"),
 }
@@ -347,14 +404,18 @@ HOST: dict[str, tuple[Callable[[], Any], str, str]] = {
 def test_each_rule_finds_an_environment_on_the_host_that_breaks_it(fault: str):
     make, rule, words = HOST[fault]
     if fault == "ends":
-        host = jf.make_env("custom", make=make, num_envs=2, episode_length=LIMIT, pool={"workers": 0})
+        host = jf.make_env(
+            "custom", make=make, num_envs=2, episode_length=LIMIT, pool={"workers": 0}
+        )
         report = report_on(host)
         host.close()
     else:
         report = report_on(make)
     found = {finding.rule: finding.words for finding in report.wrong}
     assert words in found.get(rule, ""), str(report)
-    assert set(found) <= {rule, "repeats"} if rule == "starts" else set(found) == {rule}, str(report)
+    assert set(found) <= {rule, "repeats"} if rule == "starts" else set(found) == {rule}, str(
+        report
+    )
 
 
 def test_a_good_environment_on_the_host_follows_all_rules():
@@ -381,7 +442,9 @@ def test_agents_and_masks_are_checked():
 
     report = report_on(Within)
     assert not report.wrong, str(report)
-    assert only_wrong(report_on(Small)).startswith("reset returns the observation of a float64[4] from ")
+    assert only_wrong(report_on(Small)).startswith(
+        "reset returns the observation of a float64[4] from "
+    )
 
 
 def only_wrong(report: Report) -> str:
@@ -401,14 +464,19 @@ def test_a_mask_restricts_the_actions():
             reward = jnp.where(action == steps % 3, 1.0, jnp.nan)
             return steps + 1, jf.Timestep(seen(steps + 1), seen(steps + 1), reward, NEVER, NEVER)
 
-        obs = {"x": jax.ShapeDtypeStruct((1,), jnp.float32), "action_mask": jax.ShapeDtypeStruct((3,), bool)}
+        obs = {
+            "x": jax.ShapeDtypeStruct((1,), jnp.float32),
+            "action_mask": jax.ShapeDtypeStruct((3,), bool),
+        }
         spec = jf.EnvSpec("masked", obs, jf.Discrete(3), LIMIT)
         return jf.Env(spec, lambda key, params: (jnp.int32(0), seen(jnp.int32(0))), step)
 
     def broken(mask_of: Callable[[Any], Any]) -> set[str]:
         return {finding.rule for finding in report_on(masked(mask_of)).wrong}
 
-    assert broken(lambda steps: jnp.arange(3) == steps % 3) == {"actions"}, "only one action is allowed"
+    assert broken(lambda steps: jnp.arange(3) == steps % 3) == {"actions"}, (
+        "only one action is allowed"
+    )
     assert "finite" in broken(lambda steps: jnp.ones(3, bool))
     assert "mask" in broken(lambda steps: (jnp.arange(3) == steps % 3) & (steps < 5))
 
@@ -432,12 +500,19 @@ def host():
 """
 
 
-def test_the_command_prints_a_line_for_each_rule_and_its_exit_code_says_the_result(commands: Commands, tmp_path: Path):
-    (tmp_path / "checked.py").write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{MODULE}")
+def test_the_command_prints_a_line_for_each_rule_and_its_exit_code_says_the_result(
+    commands: Commands, tmp_path: Path
+):
+    (tmp_path / "checked.py").write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{MODULE}"
+    )
     said = {
         "good": (0, "ok     a time limit truncates and does not terminate"),
         "deaf": (1, "wrong  actions have an effect: other actions gave the same"),
-        "typed": (1, "wrong  shapes, dtypes and calls follow the interface: env.make=checked.typed: step gives"),
+        "typed": (
+            1,
+            "wrong  shapes, dtypes and calls follow the interface: env.make=checked.typed: step gives",
+        ),
         "host": (1, "wrong  observations, rewards and ends are in their spaces at every step: "),
     }
     words = [["check", "env=custom", f"env.make=checked.{name}", "steps=30"] for name in said]

@@ -1,4 +1,6 @@
-"""Checkpoints on disk: written whole or not at all, every bit checked, old ones deleted in the right order."""
+"""Checkpoints on disk: written whole or not at all, every bit checked, old ones deleted in the
+right order.
+"""
 
 import json
 import shutil
@@ -14,7 +16,14 @@ from hypothesis import strategies as st
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.training import checkpoints as files
 from jaxrl_fast.training.callbacks import Calls
-from jaxrl_fast.training.checkpoints import Checkpointer, Checkpoints, find, newest_good, prune, remove_stale
+from jaxrl_fast.training.checkpoints import (
+    Checkpointer,
+    Checkpoints,
+    find,
+    newest_good,
+    prune,
+    remove_stale,
+)
 
 SETTINGS = {"env": "line", "algo.hidden": [8], "algo.learning_rate": 3e-4}
 REFILLS = ["experience"]
@@ -25,16 +34,31 @@ def state(value: float = 1.0) -> TrainState:
     """One leaf of every kind that a train state has; each depends on ``value``, 0 or 1."""
     one = int(value)
     private = {
-        "sample": {"flags": jnp.array([one > 0, False]), "none": jnp.zeros((0, 3)), "scalar": jnp.float32(value)},
-        "experience": {"ring": jnp.arange(one, one + 200_000).astype(jnp.uint8), "steps": jnp.int32(6 + one)},
+        "sample": {
+            "flags": jnp.array([one > 0, False]),
+            "none": jnp.zeros((0, 3)),
+            "scalar": jnp.float32(value),
+        },
+        "experience": {
+            "ring": jnp.arange(one, one + 200_000).astype(jnp.uint8),
+            "steps": jnp.int32(6 + one),
+        },
         "learn": (jnp.full((30, 7), value), jax.random.key(4 + one)),
     }
     rates = {"rate": jnp.float32(1e-3 * value)}
-    return TrainState(private, {"actor": jnp.full(4, value)}, rates, jnp.int32(2 + one), jax.random.key(8 + one))
+    return TrainState(
+        private, {"actor": jnp.full(4, value)}, rates, jnp.int32(2 + one), jax.random.key(8 + one)
+    )
 
 
 def save(folder: Path, steps: int = 12, value: float = 1.0, score: float | None = None) -> Path:
-    content = {"settings": SETTINGS, "progress": PROGRESS, "score": score, "refills": REFILLS, "left_out": False}
+    content = {
+        "settings": SETTINGS,
+        "progress": PROGRESS,
+        "score": score,
+        "refills": REFILLS,
+        "left_out": False,
+    }
     return files.write(folder, steps, files.snapshot(state(value), REFILLS), content)
 
 
@@ -58,7 +82,9 @@ def test_what_is_read_is_what_was_written(saved):
     assert same(restored, state())
     assert jnp.issubdtype(restored.key.dtype, jax.dtypes.prng_key)
     own_rate = files.restore(state(0.0), description, files.read_arrays(description), ["rate"])
-    assert own_rate.hyper == state(0.0).hyper and same(own_rate._replace(hyper=state().hyper), state())
+    assert own_rate.hyper == state(0.0).hyper and same(
+        own_rate._replace(hyper=state().hyper), state()
+    )
 
 
 def test_the_size_that_is_announced_is_the_size_on_disk(saved):
@@ -72,7 +98,9 @@ def test_the_size_that_is_announced_is_the_size_on_disk(saved):
 def test_a_flipped_bit_anywhere_changes_nothing_or_is_found(saved, tmp_path_factory, data):
     copy = tmp_path_factory.mktemp("flipped") / "12"
     shutil.copytree(saved, copy)
-    file = data.draw(st.sampled_from(sorted(f for f in copy.rglob("*") if f.is_file() and f.stat().st_size)))
+    file = data.draw(
+        st.sampled_from(sorted(f for f in copy.rglob("*") if f.is_file() and f.stat().st_size))
+    )
     at = data.draw(st.integers(0, file.stat().st_size - 1))
     damaged = bytearray(file.read_bytes())
     damaged[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -89,7 +117,9 @@ def test_a_flipped_bit_anywhere_changes_nothing_or_is_found(saved, tmp_path_fact
 @pytest.mark.parametrize("part", ["state", "replay"])
 def test_a_flipped_bit_in_an_array_is_found(saved, tmp_path, part):
     copy = Path(shutil.copytree(saved, tmp_path / "12"))
-    largest = max((f for f in (copy / part).rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    largest = max(
+        (f for f in (copy / part).rglob("*") if f.is_file()), key=lambda f: f.stat().st_size
+    )
     damaged = bytearray(largest.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     largest.write_bytes(damaged)
@@ -122,7 +152,9 @@ def test_another_version_is_named(saved, tmp_path):
     copy = Path(shutil.copytree(saved, tmp_path / "12"))
     stored = json.loads((copy / "description.json").read_text())
     (copy / "description.json").write_text(json.dumps({**stored, "format": 99}))
-    with pytest.raises(files.CheckpointError, match="has format 99, this version of jaxrl_fast reads format 2"):
+    with pytest.raises(
+        files.CheckpointError, match="has format 99, this version of jaxrl_fast reads format 2"
+    ):
         files.read_description(copy)
 
 
@@ -131,9 +163,14 @@ def test_a_checkpoint_of_other_arrays_is_refused_by_name(saved):
     arrays = files.read_arrays(description)
     wider = state()
     wider.private["learn"] = (jnp.ones((30, 8)), wider.private["learn"][1])
-    with pytest.raises(files.CheckpointError, match=r"private.learn.0 is float32\[30, 7\] there and float32\[30, 8\]"):
+    with pytest.raises(
+        files.CheckpointError,
+        match=r"private.learn.0 is float32\[30, 7\] there and float32\[30, 8\]",
+    ):
         files.restore(wider, description, arrays)
-    with pytest.raises(files.CheckpointError, match=r"the checkpoint has channels\.actor, this run does not"):
+    with pytest.raises(
+        files.CheckpointError, match=r"the checkpoint has channels\.actor, this run does not"
+    ):
         files.restore(state()._replace(channels={}), description, arrays)
 
 
@@ -145,7 +182,9 @@ def test_an_unfinished_checkpoint_is_never_taken_for_a_good_one(tmp_path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(files.os, "replace", killed)
-    monkeypatch.setattr(files.shutil, "rmtree", lambda *args, **kwargs: None)  # as after SIGKILL: nothing cleans up
+    monkeypatch.setattr(
+        files.shutil, "rmtree", lambda *args, **kwargs: None
+    )  # as after SIGKILL: nothing cleans up
     with pytest.raises(KeyboardInterrupt):
         save(run / "checkpoints", 20)
     monkeypatch.undo()
@@ -158,17 +197,23 @@ def test_an_unfinished_checkpoint_is_never_taken_for_a_good_one(tmp_path, monkey
 def test_a_run_that_ended_before_its_first_checkpoint_names_another(tmp_path):
     stopped = tmp_path / "2"
     stopped.mkdir()
-    with pytest.raises(files.CheckpointError, match=r"contains no checkpoint: write the folder of a run"):
+    with pytest.raises(
+        files.CheckpointError, match=r"contains no checkpoint: write the folder of a run"
+    ):
         find(stopped)
     (stopped / "config.yaml").write_text("env:\n  name: ant\nalgo:\n  name: ppo\n")
     save(tmp_path / "3" / "checkpoints", 10)
     (tmp_path / "3" / "config.yaml").write_text("env:\n  name: hopper\nalgo:\n  name: ppo\n")
-    with pytest.raises(files.CheckpointError, match=rf"ended before its first one: repeat it with config={stopped}"):
+    with pytest.raises(
+        files.CheckpointError, match=rf"ended before its first one: repeat it with config={stopped}"
+    ):
         find(stopped)
     save(tmp_path / "1" / "checkpoints", 10)
     (tmp_path / "1" / "config.yaml").write_text("env:\n  name: ant\nalgo:\n  name: sac\n")
     (tmp_path / "latest").symlink_to(stopped)
-    with pytest.raises(files.CheckpointError, match=rf"ended before its first one: resume={tmp_path / '1'} has one"):
+    with pytest.raises(
+        files.CheckpointError, match=rf"ended before its first one: resume={tmp_path / '1'} has one"
+    ):
         find(tmp_path / "latest")
 
 

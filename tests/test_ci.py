@@ -17,7 +17,11 @@ WORKS = """\
 case "$*" in *print*) echo {0}; exit 0;; *"'{0}'"*) exit 0;; esac
 exit 1
 """
-LAST = ("half of the wide grids", "compilers for accelerators", "what programs cost on accelerators")
+LAST = (
+    "half of the wide grids",
+    "compilers for accelerators",
+    "what programs cost on accelerators",
+)
 STAND_IN = "echo 'not installed' >&2; exit 127\n"
 
 
@@ -29,10 +33,15 @@ def put(path: Path, script: str) -> Path:
 
 
 def run(
-    folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ...] = (), refused: str = "", **variables: str
+    folder: Path,
+    *stand_ins: str,
+    manager: str = "",
+    managed: tuple[str, ...] = (),
+    refused: str = "",
+    **variables: str,
 ) -> tuple[int, str, str]:
-    """Result where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version manager; ``refused``:
-    the command that make does not support there.
+    """Result where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version
+    manager; ``refused``: the command that make does not support there.
     """
     programs = folder / "bin"
     default = put(programs / "python3.11", WORKS.format("3.11"))
@@ -45,9 +54,17 @@ def run(
         put(folder / manager.format(version) / "bin" / "python", WORKS.format(version))
     copied = put(folder / "repository" / ".ci" / "run", "")
     shutil.copy(RUN, copied)
-    env = {"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default), "REFUSED": refused, **variables}
+    env = {
+        "PATH": str(programs),
+        "HOME": str(folder),
+        "DEFAULT": str(default),
+        "REFUSED": refused,
+        **variables,
+    }
     nothing = subprocess.DEVNULL
-    done = subprocess.run(["bash", copied], env=env, stdin=nothing, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        ["bash", copied], env=env, stdin=nothing, capture_output=True, text=True, timeout=900
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -81,14 +98,27 @@ def test_the_newest_python_runs_everything_and_the_others_a_part(tmp_path: Path,
         "make test-targets",
     ]
     parts = ("a part of it on Python 3.12", "a part of it on Python 3.11")
-    ran = ("format, lint and texts", "types", "the suite on Python 3.13", "one deliberate break", *parts, *LAST)
+    ran = (
+        "format, lint and texts",
+        "types",
+        "the suite on Python 3.13",
+        "one deliberate break",
+        *parts,
+        *LAST,
+    )
     assert out.splitlines()[-1] == f".ci/run: passed in 0 minutes: {', '.join(ran)}"
 
 
 def test_one_python_alone_is_enough_where_no_other_is_installed(tmp_path: Path):
     status, out, err = run(tmp_path)
     assert (status, err) == (0, "")
-    ran = ("format, lint and texts", "types", "the suite on Python 3.11", "one deliberate break", *LAST)
+    ran = (
+        "format, lint and texts",
+        "types",
+        "the suite on Python 3.11",
+        "one deliberate break",
+        *LAST,
+    )
     assert out.splitlines()[-1] == f".ci/run: passed in 0 minutes: {', '.join(ran)}"
 
 
@@ -115,6 +145,8 @@ def test_a_file_of_another_version_is_no_python(tmp_path: Path):
 
 
 def test_the_part_names_files_that_exist():
-    done = subprocess.run(["make", "--dry-run", "test-part"], cwd=RUN.parent.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "--dry-run", "test-part"], cwd=RUN.parent.parent, capture_output=True, text=True
+    )
     names = re.findall(r"tests/test_\w+\.py", done.stdout)
     assert names and all((RUN.parent.parent / name).exists() for name in names)

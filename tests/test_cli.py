@@ -88,24 +88,35 @@ def entries(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("algo", ["dqn", "flash_sac"])
-def test_help_beside_other_words_lists_the_keys_of_one_algorithm(algo: str, capsys: pytest.CaptureFixture[str]):
+def test_help_beside_other_words_lists_the_keys_of_one_algorithm(
+    algo: str, capsys: pytest.CaptureFixture[str]
+):
     found = entries(f"env=cartpole algo={algo}", capsys)
     general = {name for name in run_keys() if not name.startswith(("env.", "algo.", "pool."))}
     own = {name for name in found if name.startswith("algo.")}
     assert own == set(algo_keys(algo)) and general <= set(found)
     assert not any(name.startswith("pool.") for name in found)
-    assert {name for name in found if "env." in name} == {"env.episode_length", "env.frame_stack", "+env.NAME"}
+    assert {name for name in found if "env." in name} == {
+        "env.episode_length",
+        "env.frame_stack",
+        "+env.NAME",
+    }
     for name in own:
         description = found[name].rpartition("(")[0].split(" ", 1)
         assert len(description) == 2 and description[1].strip(" *"), name
     rate = found["algo.discount"]
     assert rate.startswith("0.99 ") and rate.endswith("(number or schedule, 0 to 1)")
-    values, tuned = flat_settings(compose(["env=cartpole", f"algo={algo}"])), found["algo.learning_rate"]
+    values, tuned = (
+        flat_settings(compose(["env=cartpole", f"algo={algo}"])),
+        found["algo.learning_rate"],
+    )
     assert tuned.startswith(f"{values['algo.learning_rate']} {'*' if algo == 'dqn' else ' '}")
 
 
 def test_help_shows_defaults_not_given_values(capsys: pytest.CaptureFixture[str]):
-    assert entries("env=cartpole algo=dqn seed=3 algo.discount=0.5", capsys)["seed"].startswith("0 ")
+    assert entries("env=cartpole algo=dqn seed=3 algo.discount=0.5", capsys)["seed"].startswith(
+        "0 "
+    )
 
 
 def test_help_lists_the_keys_of_a_suite_and_of_a_users_function(
@@ -113,13 +124,17 @@ def test_help_lists_the_keys_of_a_suite_and_of_a_users_function(
 ):
     pytest.importorskip("gymnasium")
     found = entries("env=gymnasium env.id=CartPole-v1", capsys)
-    assert {"+env.wrappers", "+env.max_episode_steps", "pool.workers", "algo.clip_range"} <= set(found)
+    assert {"+env.wrappers", "+env.max_episode_steps", "pool.workers", "algo.clip_range"} <= set(
+        found
+    )
     (tmp_path / "own_helped.py").write_text(OWN_ENV)
     monkeypatch.syspath_prepend(tmp_path)
     found = entries("env=custom env.make=own_helped.make", capsys)
-    assert found["+env.size"].split() == "3 Number of cells (whole number)".split()
-    assert found["+env.speed"].split() == "VALUE Cells per step".split()
-    assert {"+env.kind", "env.episode_length", "env.frame_stack"} <= set(found) and "env.sticky" not in found
+    assert found["+env.size"].split() == ["3", "Number", "of", "cells", "(whole", "number)"]
+    assert found["+env.speed"].split() == ["VALUE", "Cells", "per", "step"]
+    assert {"+env.kind", "env.episode_length", "env.frame_stack"} <= set(
+        found
+    ) and "env.sticky" not in found
 
 
 @pytest.mark.parametrize(
@@ -131,7 +146,9 @@ def test_help_lists_the_keys_of_a_suite_and_of_a_users_function(
         ("env=custom env.make=no_such_package.make", "cannot import no_such_package"),
     ],
 )
-def test_a_wrong_word_beside_help_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_a_wrong_word_beside_help_is_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+):
     assert cli.main("train", lambda words: 1, [*words.split(), "--help"]) == 2
     out, err = capsys.readouterr()
     assert said in one_error_line(err) and not out
@@ -142,11 +159,15 @@ def test_the_help_of_commands_that_take_the_same_words_names_this_list():
         assert re.search(r"env=\S+ (algo=\S+ )?--help", text), text
 
 
-@pytest.mark.parametrize("command", [autotune, check, collect, dashboard, evaluate, render, sweep_words])
+@pytest.mark.parametrize(
+    "command", [autotune, check, collect, dashboard, evaluate, render, sweep_words]
+)
 def test_the_help_of_a_command_has_every_key_with_its_default(command: Any):
     for name, key in command.KEYS.items():
         default = "" if key.default in (None, ()) else f"={written(key.default)}"
-        assert key.text and re.search(rf"(?m)^  {re.escape(name + default)} +{re.escape(key.text)}", command.HELP), name
+        assert key.text and re.search(
+            rf"(?m)^  {re.escape(name + default)} +{re.escape(key.text)}", command.HELP
+        ), name
 
 
 def test_every_example_of_the_help_is_a_run():
@@ -155,7 +176,9 @@ def test_every_example_of_the_help_is_a_run():
             compose(job)
 
 
-def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_version_names_what_results_depend_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
     assert cli.main("train", lambda words: 1, ["--version"]) == 0
     assert "jax 1.2.3" in capsys.readouterr().out
@@ -172,7 +195,10 @@ def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_errors_become_one_line_and_a_status(
-    error: BaseException, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: BaseException,
+    status: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
@@ -185,7 +211,9 @@ def test_errors_become_one_line_and_a_status(
     assert ("an error" in said) == (status == 2)
 
 
-def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_the_traceback_is_shown_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert cli.main("train", lambda words: int(words[0]), ["x"]) == 2
     said = capsys.readouterr().err
@@ -199,7 +227,9 @@ def test_a_failure_that_is_not_about_the_settings_is_not_hidden():
 
 
 def test_a_sweep_is_every_combination_in_order():
-    jobs = cli.expand(["env=cartpole", "seed=range(1,3)", "algo=ppo,sac", "algo.policy_hidden=[4],[8]"])
+    jobs = cli.expand(
+        ["env=cartpole", "seed=range(1,3)", "algo=ppo,sac", "algo.policy_hidden=[4],[8]"]
+    )
     assert len(jobs) == 8
     assert jobs[0] == ["env=cartpole", "seed=1", "algo=ppo", "algo.policy_hidden=[4]"]
     assert jobs[-1] == ["env=cartpole", "seed=2", "algo=sac", "algo.policy_hidden=[8]"]
@@ -246,7 +276,10 @@ def test_the_list_of_commands_names_modules_that_exist(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["env=halfchetah"], "did you mean halfcheetah?"), (["env=cartpole", "algo=sac"], "algo=sac_discrete")],
+    [
+        (["env=halfchetah"], "did you mean halfcheetah?"),
+        (["env=cartpole", "algo=sac"], "algo=sac_discrete"),
+    ],
 )
 def test_bad_input_ends_in_one_line_and_status_2(words: list[str], expected: str, tmp_path: Path):
     ended = python_m("jaxrl_fast.train", *words, cwd=tmp_path)
@@ -256,7 +289,9 @@ def test_bad_input_ends_in_one_line_and_status_2(words: list[str], expected: str
 
 
 def test_a_sweep_trains_each_job_in_a_folder_of_its_own(tmp_path: Path):
-    ended = python_m("jaxrl_fast.train", "--multirun", *JOB, "seed=1,2", "eval.beside=false", cwd=tmp_path)
+    ended = python_m(
+        "jaxrl_fast.train", "--multirun", *JOB, "seed=1,2", "eval.beside=false", cwd=tmp_path
+    )
     assert ended.returncode == 0, ended.stderr
     assert len(list(tmp_path.glob("runs/*/*/*/summary.json"))) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

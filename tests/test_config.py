@@ -51,7 +51,12 @@ def refusal(*words: str) -> str:
 def test_the_default_job_is_halfcheetah_with_the_algorithm_that_the_table_names():
     run = compose([])
     chosen = OmegaConf.load(CONFIG_DIR / "envs.yaml").halfcheetah.algo
-    assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", chosen, "auto", "none")
+    assert (run.env, run.algo, run.placement, run.overlap) == (
+        "halfcheetah",
+        chosen,
+        "auto",
+        "none",
+    )
     assert run.tuned_file == f"tuned/halfcheetah_{chosen}.yaml"
     assert compose(["env=pendulum"]).algo != compose(["env=cartpole"]).algo
 
@@ -73,19 +78,27 @@ def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     algo = max((name for name in ALGORITHMS if path.stem.endswith(f"_{name}")), key=len)
     name = path.stem.removesuffix(f"_{algo}")
     family, _, id = name.partition("_")
-    words = [f"env={family}", f"env.id={id}"] if family in NEEDS and id else [f"env={name}", *needed(name)]
+    words = (
+        [f"env={family}", f"env.id={id}"]
+        if family in NEEDS and id
+        else [f"env={name}", *needed(name)]
+    )
     run = compose([*words, f"algo={algo}"])
     assert run.tuned_file == f"tuned/{path.name}"
     asked = OmegaConf.to_container(OmegaConf.load(path))
     algo_options = {key: plain(run.algo_options[key]) for key in asked["algo"]}
     keys = algo_keys(algo)
-    assert algo_options == {k: plain(read_value(k, v, keys[f"algo.{k}"])) for k, v in asked.pop("algo").items()}
+    assert algo_options == {
+        k: plain(read_value(k, v, keys[f"algo.{k}"])) for k, v in asked.pop("algo").items()
+    }
     assert asked.pop("env", {}).items() <= run.env_options.items()
     assert asked.pop("eval", {"episodes": run.eval.episodes}) == {"episodes": run.eval.episodes}
     assert asked == {key: getattr(run, key) for key in asked}
 
 
-def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "tuned").mkdir()
     (tmp_path / "envs.yaml").write_text((CONFIG_DIR / "envs.yaml").read_text())
     for stem, seed in (("gymnasium_sac", 1), ("gymnasium_my-World-v0_sac", 2)):
@@ -93,7 +106,11 @@ def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(tmp_path: Path,
     monkeypatch.setattr(layers, "CONFIG_DIR", tmp_path)
     own, other, neither = (
         compose(["env=gymnasium", *words])
-        for words in (["env.id=my/World-v0"], ["env.id=Other-v0"], ["env.id=my/World-v0", "algo=td3"])
+        for words in (
+            ["env.id=my/World-v0"],
+            ["env.id=Other-v0"],
+            ["env.id=my/World-v0", "algo=td3"],
+        )
     )
     assert (own.seed, own.tuned_file) == (2, "tuned/gymnasium_my-World-v0_sac.yaml")
     assert (other.seed, other.tuned_file) == (1, "tuned/gymnasium_sac.yaml")
@@ -108,8 +125,14 @@ def test_an_id_of_a_family_may_have_an_algorithm_of_its_own_unless_one_is_named(
     for id, algo in row.algo_of_id.items():
         words = ["env=gymnasium", f"env.id={id}"]
         run = compose(words)
-        assert (run.algo, run.tuned_file) == (algo, f"tuned/gymnasium_{id}_{algo}.yaml") and algo != row.algo
-        assert compose([*words, "algo=td3"]).algo == "td3" and compose([*words, "tuned=false"]).algo == algo
+        assert (run.algo, run.tuned_file) == (
+            algo,
+            f"tuned/gymnasium_{id}_{algo}.yaml",
+        ) and algo != row.algo
+        assert (
+            compose([*words, "algo=td3"]).algo == "td3"
+            and compose([*words, "tuned=false"]).algo == algo
+        )
         (tmp_path / "config.yaml").write_text(to_yaml(compose([*words, "algo=sac"])))
         assert compose([f"config={tmp_path / 'config.yaml'}"]).algo == "sac"
     assert compose(["env=gymnasium", "env.id=Hopper-v5"]).algo == row.algo
@@ -136,7 +159,9 @@ def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: P
     assert compose(layers[-1]).algo_options["batch_size"] == 32
 
 
-def test_the_command_line_chooses_groups_over_the_file_and_leaves_its_sections_behind(tmp_path: Path):
+def test_the_command_line_chooses_groups_over_the_file_and_leaves_its_sections_behind(
+    tmp_path: Path,
+):
     file = tmp_path / "run.yaml"
     file.write_text(to_yaml(compose(["env=pendulum", "algo=sac", "algo.tau=0.5", "seed=7"])))
     run = compose([f"config={file}", "algo=ppo"])
@@ -155,13 +180,28 @@ def test_the_command_line_chooses_groups_over_the_file_and_leaves_its_sections_b
     words=st.sampled_from(
         [
             ["env=brax", "env.id=ant", "env.backend=mjx", "algo=ppo"],
-            ["env=gymnax", "env.id=Pendulum-v1", "algo=sac", "+env.g=9.81", "env.episode_length=100"],
+            [
+                "env=gymnax",
+                "env.id=Pendulum-v1",
+                "algo=sac",
+                "+env.g=9.81",
+                "env.episode_length=100",
+            ],
             ["env=custom", "env.make=my.make", "+env.size=[1,2]", "+env.mode='a b'"],
-            ["env=cartpole", "tuned=false", "name=first", "devices=2", "precision=bf16", "overlap=all"],
+            [
+                "env=cartpole",
+                "tuned=false",
+                "name=first",
+                "devices=2",
+                "precision=bf16",
+                "overlap=all",
+            ],
         ]
     ),
 )
-def test_the_file_of_a_run_repeats_it(tmp_path: Path, seed: int, rate: object, hidden: list[int], words: list[str]):
+def test_the_file_of_a_run_repeats_it(
+    tmp_path: Path, seed: int, rate: object, hidden: list[int], words: list[str]
+):
     run = compose([*words, f"seed={seed}", f"algo.policy_hidden={hidden}"])
     run = dataclasses.replace(run, algo_options={**run.algo_options, "learning_rate": rate})
     file = tmp_path / "config.yaml"
@@ -226,7 +266,9 @@ def test_options_of_an_environment_pass_through():
     assert run.env_options == {"id": "Pendulum-v1", "g": 9.81, "m": 2}
 
 
-def test_composition_is_repeatable_and_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_composition_is_repeatable_and_leaves_the_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     assert compose(["seed=3"]) == compose(["seed=3"])
     assert Path.cwd() == tmp_path
@@ -244,7 +286,10 @@ REFUSED = [
     ("env=HalfCheetah-v5", "did you mean halfcheetah?"),
     ("env=zzzz", "write one of acrobot, ant"),
     ("algo=pppo", "algo=pppo is unknown: did you mean ppo?"),
-    ("placement=spread", "placement=spread is unknown: write one of auto, fused, data_parallel, sharded_sampling"),
+    (
+        "placement=spread",
+        "placement=spread is unknown: write one of auto, fused, data_parallel, sharded_sampling",
+    ),
     ("total_step=3", "unknown key 'total_step'"),
     ("total_step=3", "did you mean total_steps"),
     ("learning_rate=3", "did you mean algo.learning_rate?"),
@@ -282,7 +327,10 @@ REFUSED = [
     # required options of an environment
     ("env=brax", "env=brax needs env.id: write for example env=brax env.id=ant"),
     ("env=gymnax", "env=gymnax needs env.id"),
-    ("env=custom", "env=custom needs env.make: write for example env=custom env.make=my_package.make"),
+    (
+        "env=custom",
+        "env=custom needs env.make: write for example env=custom env.make=my_package.make",
+    ),
     ("env.id=ant", "env.id=ant has no effect with env=halfcheetah: write it with env=brax"),
     # grammar
     ("seed=", "seed= has no value"),
@@ -323,9 +371,15 @@ def test_a_run_is_a_value():
 
 
 def test_the_keywords_of_learn_have_the_defaults_that_the_keys_declare():
-    """``total_steps`` is required; ``eval_beside`` follows from ``between_chunks`` unless it is given."""
+    """``total_steps`` is required; ``eval_beside`` follows from ``between_chunks`` unless it is
+    given.
+    """
     declared = {name.replace(".", "_"): key.default for name, key in run_keys().items()}
-    declared |= {"checkpoints": Checkpoints(), "total_steps": inspect.Parameter.empty, "eval_beside": None}
+    declared |= {
+        "checkpoints": Checkpoints(),
+        "total_steps": inspect.Parameter.empty,
+        "eval_beside": None,
+    }
     parameters = inspect.signature(jf.learn).parameters
     shared = {name: parameter.default for name, parameter in parameters.items() if name in declared}
     assert shared == {name: declared[name] for name in shared}
@@ -339,7 +393,9 @@ def test_what_a_key_applies_to_has_a_field_of_its_name():
         "job": {"graph", "placement", "eval", "checkpoints"},
     }
     for target, names in fields.items():
-        assert {name for name, key in run_keys().items() if key.to == target} == names - derived[target]
+        assert {name for name, key in run_keys().items() if key.to == target} == names - derived[
+            target
+        ]
 
 
 def test_the_keys_of_the_pool_have_its_defaults():

@@ -49,7 +49,9 @@ def test_a_dear_test_is_one_above_a_limit():
 
 @given(st.dictionaries(NAMES, COSTS), st.dictionaries(NAMES, COSTS))
 def test_growth_is_found_in_the_tests_that_ran_and_recording_ends_it(recorded, measured):
-    recorded, measured = ({n: selection.round_cost(c) for n, c in x.items()} for x in (recorded, measured))
+    recorded, measured = (
+        {n: selection.round_cost(c) for n, c in x.items()} for x in (recorded, measured)
+    )
     for figure in ("operations", "processes"):
         before = sum(getattr(recorded.get(name, Cost()), figure) for name in measured)
         now = sum(getattr(cost, figure) for cost in measured.values())
@@ -64,20 +66,30 @@ def test_growth_is_found_in_the_tests_that_ran_and_recording_ends_it(recorded, m
 
 
 def test_a_recorded_cost_is_replaced_only_where_it_changed():
-    old = {"test_a.py::test_1": Cost(2.0, 3, 1, 5_000, 1), "test_a.py::test_2": Cost(2.0, 3, 1, 5_000, 1)}
-    measured = {"test_a.py::test_1": Cost(1.9, 3, 1, 5_040, 1), "test_a.py::test_2": Cost(2.0, 3, 1, 5_060, 1)}
+    old = {
+        "test_a.py::test_1": Cost(2.0, 3, 1, 5_000, 1),
+        "test_a.py::test_2": Cost(2.0, 3, 1, 5_000, 1),
+    }
+    measured = {
+        "test_a.py::test_1": Cost(1.9, 3, 1, 5_040, 1),
+        "test_a.py::test_2": Cost(2.0, 3, 1, 5_060, 1),
+    }
     new = merged(old, measured)
     assert new["test_a.py::test_1"] == old["test_a.py::test_1"]
     assert new["test_a.py::test_2"].operations == 5_100
-    assert merged(old, {"test_a.py::test_1": Cost()}).keys() == {"test_a.py::test_2"}  # it costs nothing now
+    assert merged(old, {"test_a.py::test_1": Cost()}).keys() == {
+        "test_a.py::test_2"
+    }  # it costs nothing now
 
 
-def test_every_witness_has_a_law_and_the_tests_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_witness_has_a_law_and_the_tests_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     laws = selection.witnesses()
     assert laws and all(law.endswith(".") for law in laws.values())
-    assert matching("test_a.py::test_1[x]", {"test_a.py::test_1*", "test_a.py::test_1", "test_b.py::*"}) == {
-        "test_a.py::test_1*"
-    }
+    assert matching(
+        "test_a.py::test_1[x]", {"test_a.py::test_1*", "test_a.py::test_1", "test_b.py::*"}
+    ) == {"test_a.py::test_1*"}
     monkeypatch.setattr(selection, "WITNESSES", tmp_path / "witnesses.txt")
     selection.WITNESSES.write_text("  test_a.py::test_1\n")
     with pytest.raises(ValueError, match="no law above"):
@@ -101,12 +113,16 @@ def test_workers_begin_with_the_programs_of_all_before_and_leave_theirs(tmp_path
     two.close()
     three = WorkerCache(tmp_path)
     assert {path.name for path in three.programs.iterdir()} == {"a-cache", "b-cache"}
-    assert list(three.root.iterdir()) == [three.programs]  # what commands save otherwise does not last
+    assert list(three.root.iterdir()) == [
+        three.programs
+    ]  # what commands save otherwise does not last
     three.close()
     assert {path.name for path in tmp_path.iterdir()} == {"programs"}
 
 
-def test_killed_workers_and_the_oldest_programs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_killed_workers_and_the_oldest_programs_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     cache = WorkerCache(tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -79,7 +79,9 @@ def my_package(tmp_path, monkeypatch):
     """Make a module in the current directory, which is not yet on the path."""
     (tmp_path / "my_package.py").write_text(MY_PACKAGE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    monkeypatch.setattr(
+        sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))]
+    )
     yield
     sys.modules.pop("my_package", None)
 
@@ -126,7 +128,9 @@ def test_what_gymnax_and_brax_make_is_taken(my_package):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_gymnasium_environment_is_stepped_on_the_host(my_package, workers):
     pool = {"workers": workers}
-    env = jf.make_env("custom", make="my_package.gymnasium_own", num_envs=4, pool=pool, max_episode_steps=7)
+    env = jf.make_env(
+        "custom", make="my_package.gymnasium_own", num_envs=4, pool=pool, max_episode_steps=7
+    )
     assert isinstance(env, jf.HostEnv) and env.spec.action == Discrete(2)
     env.reset(0)
     env.send(np.zeros(2, np.int32), 1)
@@ -143,7 +147,11 @@ def test_a_closure_of_a_notebook_is_stepped_by_workers():
         return gymnasium.make("Blackjack-v1", max_episode_steps=length)
 
     env = jf.make_env("custom", make=make, num_envs=2, pool={"workers": 1})
-    assert {name: part.shape for name, part in env.reset(0).items()} == {"0": (2, 32), "1": (2, 11), "2": (2, 2)}
+    assert {name: part.shape for name, part in env.reset(0).items()} == {
+        "0": (2, 32),
+        "1": (2, 11),
+        "2": (2, 2),
+    }
     env.close()
 
 
@@ -155,7 +163,9 @@ def test_agents_that_take_turns_are_refused_in_one_line():
 
         def last(self) -> None: ...
 
-    with pytest.raises(ValueError, match=r"agents take turns: return pettingzoo\.utils\.aec_to_parallel\(env\)"):
+    with pytest.raises(
+        ValueError, match=r"agents take turns: return pettingzoo\.utils\.aec_to_parallel\(env\)"
+    ):
         jf.make_env("custom", make=Turns, num_envs=2)
 
 
@@ -176,7 +186,10 @@ def one_line(**options) -> str:
         ({"make": "no_package.make"}, ["cannot import no_package", "No module named 'no_package'"]),
         ({"make": "my_package.fails"}, ["my_package.fails failed: RuntimeError: no such file"]),
         ({"make": "my_package.make", "arms": 2}, ["my_package.make failed: TypeError", "'arms'"]),
-        ({"make": "my_package.number"}, ["returned int", "jaxrl_fast.Env", "reset_env", "observation_size"]),
+        (
+            {"make": "my_package.number"},
+            ["returned int", "jaxrl_fast.Env", "reset_env", "observation_size"],
+        ),
         ({"make": "my_package.several"}, ["is stepped on the host", "write make_env(...)"]),
         ({"make": "my_package.gymnasium_own"}, ["is stepped on the host", "write make_env(...)"]),
     ],
@@ -194,12 +207,18 @@ def test_mistakes_in_a_custom_world_end_in_one_line(my_package, options, words):
         ({"name": "%%%"}, ["write one of acrobot, ant"]),
         ({"name": "brax"}, ["env=brax needs env.id", "env.id=ant"]),
         ({"name": "gymnax"}, ["env.id=CartPole-v1"]),
-        ({"name": "gymnax", "id": "cartpole-v1"}, ["gymnax has no such environment", "nearest: CartPole-v1"]),
+        (
+            {"name": "gymnax", "id": "cartpole-v1"},
+            ["gymnax has no such environment", "nearest: CartPole-v1"],
+        ),
         ({"name": "brax", "id": "halfcheeta"}, ["nearest: halfcheetah"]),
         ({"name": "probe", "id": "values"}, ["nearest: value"]),
         ({"name": "probe", "id": "value", "x": 1}, ["no option 'x'"]),
         ({"name": "ant", "id": "hopper"}, ["brax's ant", "write env=brax"]),
-        ({"name": "gymnasium", "id": "CartPole-v1"}, ["env=gymnasium is stepped on the host", "make_env"]),
+        (
+            {"name": "gymnasium", "id": "CartPole-v1"},
+            ["env=gymnasium is stepped on the host", "make_env"],
+        ),
     ],
 )
 def test_a_wrong_name_ends_in_one_line(options, words):
@@ -210,7 +229,9 @@ def test_a_wrong_name_ends_in_one_line(options, words):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "jaxrl_fast.envs.from_gymnax", raising=False)
     monkeypatch.setitem(sys.modules, "gymnax", None)
-    assert "env=cartpole needs the package 'gymnax': pip install gymnax" in one_line(name="cartpole")
+    assert "env=cartpole needs the package 'gymnax': pip install gymnax" in one_line(
+        name="cartpole"
+    )
 
 
 @pytest.mark.parametrize("name", envs.SHORT_NAMES)
@@ -223,7 +244,11 @@ def test_every_short_name_names_a_known_environment(name):
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
-        ("halfcheetah", {}, "halfcheetah = brax, spring; returns are not comparable with Gymnasium's HalfCheetah-v5"),
+        (
+            "halfcheetah",
+            {},
+            "halfcheetah = brax, spring; returns are not comparable with Gymnasium's HalfCheetah-v5",
+        ),
         ("halfcheetah", {"backend": "mjx"}, "halfcheetah = brax, mjx; returns are not"),
         ("brax", {"id": "fast"}, "fast = brax, spring"),
         ("cartpole", {}, "cartpole = gymnax, CartPole-v1"),
@@ -240,5 +265,7 @@ def test_importing_envs_imports_no_suite():
         "import sys; from jaxrl_fast import envs; envs.describe('halfcheetah'); "
         "print([m for m in ('brax', 'gymnax') if m in sys.modules])"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=900)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=900
+    )
     assert ran.stdout == "[]\n", ran.stderr

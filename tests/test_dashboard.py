@@ -15,7 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dashboard_runs import LIMIT_S, LISTED, SECRET, Server, a_run, ask, ask_json, make_runs, rows_of, serving, soon
+from dashboard_runs import (
+    LIMIT_S,
+    LISTED,
+    SECRET,
+    Server,
+    a_run,
+    ask,
+    ask_json,
+    make_runs,
+    rows_of,
+    serving,
+    soon,
+)
 
 from jaxrl_fast import dashboard
 from jaxrl_fast.training.records import RunStatus, write_status
@@ -49,7 +61,12 @@ def test_every_run_has_a_row_and_a_link_is_none(server: Server):
     states = {name: row["state"] for name, row in rows.items()}
     assert states == dict.fromkeys(LISTED, "training") | {"cartpole/ppo/a": "done", "dead": "dead"}
     row = rows["cartpole/ppo/b"]
-    assert (row["env"], row["algo"], row["env_steps"], row["total_steps"]) == ("cartpole", "ppo", 200, 400)
+    assert (row["env"], row["algo"], row["env_steps"], row["total_steps"]) == (
+        "cartpole",
+        "ppo",
+        200,
+        400,
+    )
     assert (row["eval_return"], row["best_return"], row["elapsed_s"]) == (105.0, 120.0, 14.0)
     assert (row["sampling_hz"], row["update_hz"], row["update_frame_hz"]) == (100.0, 5.0, 640.0)
     assert row["left_s"] == 200 * (14.0 - 10.0) / 200
@@ -148,7 +165,11 @@ def test_no_path_leads_out_of_the_runs(server: Server, path: str):
 
 def test_absolute_paths_are_no_names(server: Server):
     outside = str(server.runs.parent / "outside")
-    for path in (f"/run/{outside}/report.html", f"/run//{outside}/report.html", f"/api/curve?run={outside}"):
+    for path in (
+        f"/run/{outside}/report.html",
+        f"/run//{outside}/report.html",
+        f"/api/curve?run={outside}",
+    ):
         assert ask(server, path)[0] == 404
 
 
@@ -156,7 +177,14 @@ def test_only_this_machine_is_a_host(server: Server):
     port = server.port
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
         assert ask(server, "/api/runs", hosts=(host,))[0] == 200
-    foreign = ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil.example:{port}", "")
+    foreign = (
+        "evil.example",
+        f"evil.example:{port}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        f"127.0.0.1.evil.example:{port}",
+        "",
+    )
     for hosts in (*((host,) for host in foreign), (), (f"127.0.0.1:{port}", "evil.example")):
         for path in ("/", "/api/runs", "/events", "/nowhere"):
             assert ask(server, path, hosts=hosts)[0] == 400, hosts
@@ -176,7 +204,13 @@ def test_it_only_reads(server: Server):
 
 def test_every_answer_says_what_a_browser_may_do(server: Server):
     answers = {}
-    for path in ("/", "/nowhere", "/api/runs", "/run/cartpole/ppo/a/", "/run/cartpole/ppo/a/graph.svg"):
+    for path in (
+        "/",
+        "/nowhere",
+        "/api/runs",
+        "/run/cartpole/ppo/a/",
+        "/run/cartpole/ppo/a/graph.svg",
+    ):
         with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
             connection.request("GET", path)
             answers[path] = connection.getresponse()
@@ -197,22 +231,33 @@ def test_every_answer_says_what_a_browser_may_do(server: Server):
 def test_rows_of_nonsense_are_rows():
     values = (None, "x", [], {}, True, -1, 0, 10**400, float("nan"), float("inf"), 2**31, "\ud800")
     for value in values:
-        row = row_of("a", dict.fromkeys((*row_of("a", {}), "pid", "host", "updated_at", "wall_s"), value))
+        row = row_of(
+            "a", dict.fromkeys((*row_of("a", {}), "pid", "host", "updated_at", "wall_s"), value)
+        )
         json.dumps(row, allow_nan=False)
         assert row["name"] == "a" and row["state"] == "unknown"
     own = {"state": "training", "host": socket.gethostname()}
-    assert [row_of("a", own | {"pid": pid})["state"] for pid in ("x", -1, 10**30)] == ["unknown"] * 3
+    assert [row_of("a", own | {"pid": pid})["state"] for pid in ("x", -1, 10**30)] == [
+        "unknown"
+    ] * 3
 
 
 def test_damaged_runs_are_listed(tmp_path: Path):
-    for name, damage in {"half": b'{"state": "trai', "bytes": b"\xff\x00\xfe", "list": b"[1]", "empty": b""}.items():
+    for name, damage in {
+        "half": b'{"state": "trai',
+        "bytes": b"\xff\x00\xfe",
+        "list": b"[1]",
+        "empty": b"",
+    }.items():
         folder = a_run(tmp_path / name)
         for file in ("run.json", "config.yaml", "summary.json", "metrics.csv", "evals.csv"):
             (folder / file).write_bytes(damage)
     (a_run(tmp_path / "older", state="done") / "run.json").unlink()
     (tmp_path / "older/summary.json").write_text('{"stopped_by": null, "wall_s": 3}')
     (tmp_path / "older/metrics.csv").write_text("env_steps,wall_s\n200,3.5\n400,7")
-    (tmp_path / "older/config.yaml").write_text("env: {name: brax, id: ant}\nalgo: sac\ntotal_steps: 400\n")
+    (tmp_path / "older/config.yaml").write_text(
+        "env: {name: brax, id: ant}\nalgo: sac\ntotal_steps: 400\n"
+    )
     rows = FoundRuns(tmp_path).rows()
     assert set(rows) == {"half", "bytes", "list", "empty", "older"}
     older = {"state": "done", "env": "ant", "algo": "sac", "env_steps": 400, "best_return": 105}
@@ -266,16 +311,24 @@ def test_a_thousand_runs_are_listed_and_read_once(tmp_path: Path, monkeypatch: p
         write_status(tmp_path / name, {"state": "done", "env_steps": number, "best_return": 1.0})
     read: list[Path] = []
     facts = dashboard_app.read_facts
-    monkeypatch.setattr(dashboard_app, "read_facts", lambda folder: read.append(folder) or facts(folder))
+    monkeypatch.setattr(
+        dashboard_app, "read_facts", lambda folder: read.append(folder) or facts(folder)
+    )
     monkeypatch.setattr(dashboard_app, "FRESH_S", 0.0)
     monkeypatch.setattr(dashboard_app, "IDLE_SHARE", 0.0)
     runs = FoundRuns(tmp_path)
-    assert {name: row["env_steps"] for name, row in runs.rows().items()} == {name: n for n, name in enumerate(names)}
+    assert {name: row["env_steps"] for name, row in runs.rows().items()} == {
+        name: n for n, name in enumerate(names)
+    }
     assert len(read) == 1000 and len(names[0].split("/")) < MAX_DEPTH
     write_status(tmp_path / names[5], {"state": "failed", "env_steps": 5, "best_return": 1.0})
     shutil.rmtree(tmp_path / names[6])
     rows = runs.rows()
-    assert rows[names[5]]["state"] == "failed" and len(rows) == 999 and read[1000:] == [tmp_path / names[5]]
+    assert (
+        rows[names[5]]["state"] == "failed"
+        and len(rows) == 999
+        and read[1000:] == [tmp_path / names[5]]
+    )
 
 
 # Updates of a running run.
@@ -300,7 +353,9 @@ def test_a_page_hears_of_what_changes_and_of_nothing_else(server: Server):
 
     kind, first = event()
     assert kind == "list" and {row["name"] for row in first["rows"]} == LISTED
-    folder = a_run(server.runs / ".new").rename(server.runs / "new")  # at once, with all of its files
+    folder = a_run(server.runs / ".new").rename(
+        server.runs / "new"
+    )  # at once, with all of its files
     news = change()
     assert ([row["name"] for row in news["rows"]], news["gone"]) == (["new"], [])
     facts = json.loads((folder / "run.json").read_text())
@@ -337,7 +392,9 @@ def test_it_listens_on_this_machine_alone():
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_what_cannot_be_served_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_what_cannot_be_served_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+):
     run, file = a_run(tmp_path / "run"), tmp_path / "file"
     file.write_text("")
     with dashboard.listen(0) as taken:
@@ -347,11 +404,17 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path, capsys: pytest.Captur
             ("port=x",): "port=x: write a whole number",
             ("port=65536",): "port=65536: write a number of at most 65535",
             ("host=0.0.0.0",): "unknown key 'host': the keys of dashboard are runs and port",
-            (f"runs={run}",): f"runs={run} is a run: write the folder that contains it, runs={tmp_path}",
-            (f"runs={file}",): f"runs={file} is not a folder: write a folder that contains runs, such as runs=runs",
+            (
+                f"runs={run}",
+            ): f"runs={run} is a run: write the folder that contains it, runs={tmp_path}",
+            (
+                f"runs={file}",
+            ): f"runs={file} is not a folder: write a folder that contains runs, such as runs=runs",
         }.items():
             assert dashboard.main(words) == 2
             assert capsys.readouterr().err == f"jaxrl_fast: error: {line}\n"
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert dashboard.main([]) == 2
-    assert capsys.readouterr().err.endswith("needs two packages: pip install 'jaxrl_fast[dashboard]'\n")
+    assert capsys.readouterr().err.endswith(
+        "needs two packages: pip install 'jaxrl_fast[dashboard]'\n"
+    )

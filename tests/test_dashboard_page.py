@@ -43,7 +43,11 @@ def open_list(page: Page, server: Server, **options: Any) -> None:
 
 
 def complaints(page: Page) -> list[dict[str, Any]]:
-    thrown = [e for e in page.events if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")]
+    thrown = [
+        e
+        for e in page.events
+        if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+    ]
     return thrown + [e for e in page.events if e["method"] == "Log.entryAdded"]
 
 
@@ -51,11 +55,27 @@ def test_the_page_shows_the_runs_and_asks_nobody_else(browser: Page, server: Ser
     browser.events.clear()
     open_list(browser, server)
     assert complaints(browser) == []
-    asked = [e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
+    asked = [
+        e["params"]["request"]["url"]
+        for e in browser.events
+        if e["method"] == "Network.requestWillBeSent"
+    ]
     assert len(asked) > 8
-    assert all(url.startswith((f"http://127.0.0.1:{server.port}/", "data:")) for url in asked), asked
-    cells = browser.run("Object.values(lines.get('cartpole/ppo/b').cells).map(cell => cell.innerText.trim())")
-    assert cells[:7] == ["cartpole/ppo/blive", "▶training", "cartpole", "ppo", "200 / 400", "105.0", "120.0"]
+    assert all(url.startswith((f"http://127.0.0.1:{server.port}/", "data:")) for url in asked), (
+        asked
+    )
+    cells = browser.run(
+        "Object.values(lines.get('cartpole/ppo/b').cells).map(cell => cell.innerText.trim())"
+    )
+    assert cells[:7] == [
+        "cartpole/ppo/blive",
+        "▶training",
+        "cartpole",
+        "ppo",
+        "200 / 400",
+        "105.0",
+        "120.0",
+    ]
     assert cells[7:-1] == ["–", "100", "5", "640", "0:14", "0:04"]
     assert browser.run("lines.get('cartpole/ppo/a').cells.eval_success.innerText") == "100 %"
 
@@ -72,7 +92,9 @@ def test_text_of_a_folder_is_text(browser: Page, server: Server, path: str):
 
 
 @pytest.mark.parametrize(("width", "height"), ((1440, 900), (390, 844)))
-def test_the_chart_is_drawn_on_wide_and_narrow_screens_light_and_dark(browser: Page, server: Server, width, height):
+def test_the_chart_is_drawn_on_wide_and_narrow_screens_light_and_dark(
+    browser: Page, server: Server, width, height
+):
     for dark in (False, True):
         open_list(browser, server, width=width, height=height, mobile=width < 600, dark=dark)
         left, top, right, bottom = (
@@ -93,7 +115,9 @@ def test_the_chart_is_drawn_on_wide_and_narrow_screens_light_and_dark(browser: P
 
 def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, server: Server):
     open_list(browser, server, height=400)
-    browser.run("lines.get('cartpole/ppo/b').box.click(), lines.get('cartpole/ppo/b').box.focus(), scrollTo(0, 200)")
+    browser.run(
+        "lines.get('cartpole/ppo/b').box.click(), lines.get('cartpole/ppo/b').box.focus(), scrollTo(0, 200)"
+    )
     soon(lambda: browser.run("chart.plot.series.length") == 7)
     browser.run("chart.plot.setScale('x', {min: 120, max: 180}), window.drawn = 0")
     soon(lambda: browser.run("chart.plot.scales.x.min") == 120)
@@ -105,7 +129,10 @@ def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, serv
     soon(lambda: browser.run("lines.get('cartpole/ppo/b').cells.eval_return.textContent") == "8")
     soon(lambda: browser.run("chart.plot.data[0].at(-1)") == 300)
     assert browser.run("[...chosen.keys()]") == ["cartpole/ppo/a", "cartpole/ppo/b"]
-    assert browser.run("[scrollY, document.activeElement.ariaLabel]") == [200, "draw cartpole/ppo/b"]
+    assert browser.run("[scrollY, document.activeElement.ariaLabel]") == [
+        200,
+        "draw cartpole/ppo/b",
+    ]
     assert browser.run("[chart.plot.scales.x.min, chart.plot.scales.x.max]") == [120, 180]
     assert browser.run("drawn") > 0
     (folder / "evals.csv").write_text(table)
@@ -117,12 +144,26 @@ def test_success_is_drawn_where_it_is_known(browser: Page, server: Server):
     browser.run("byId('of').value = 'success', byId('of').onchange()")
     soon(lambda: browser.run("chart.plot.data[1]?.at(-1)") == 100)
     assert browser.run("[...chart.plot.data]") == [[100, 200], [25, 100]]
-    assert browser.run("getComputedStyle(document.querySelector('#heads [data-key=eval_success]')).display") != "none"
-    browser.run("update({rows: [...lines.values()].map(({row}) => ({...row, eval_success: null})), gone: []}, true)")
-    assert browser.run("getComputedStyle(document.querySelector('#heads [data-key=eval_success]')).display") == "none"
+    assert (
+        browser.run(
+            "getComputedStyle(document.querySelector('#heads [data-key=eval_success]')).display"
+        )
+        != "none"
+    )
+    browser.run(
+        "update({rows: [...lines.values()].map(({row}) => ({...row, eval_success: null})), gone: []}, true)"
+    )
+    assert (
+        browser.run(
+            "getComputedStyle(document.querySelector('#heads [data-key=eval_success]')).display"
+        )
+        == "none"
+    )
 
 
-def test_who_hides_a_line_hides_its_range_and_its_colors_follow_the_scheme(browser: Page, server: Server):
+def test_who_hides_a_line_hides_its_range_and_its_colors_follow_the_scheme(
+    browser: Page, server: Server
+):
     open_list(browser, server)
     shown = "chart.plot.series.slice(1).map(series => series.show)"
     assert browser.run(shown) == [True] * 3
@@ -157,7 +198,9 @@ def test_it_says_when_the_server_is_gone(browser: Page, tmp_path: Path):
 
 def test_a_report_runs_its_scripts_and_reaches_nothing(browser: Page, server: Server):
     """The name may come from a folder that somebody else sent."""
-    script = "fetch('/api/runs').then(() => 'read', () => 'refused').then(text => document.title = text)"
+    script = (
+        "fetch('/api/runs').then(() => 'read', () => 'refused').then(text => document.title = text)"
+    )
     (server.runs / "dead/report.html").write_text(f"<title>waits</title><script>{script}</script>")
     browser.open(f"http://127.0.0.1:{server.port}/run/dead/")
     assert soon(lambda: (title := browser.run("document.title")) != "waits" and title) == "refused"

@@ -1,5 +1,5 @@
-"""Defaults: sizes that follow from the number of environments and the length of a run, settings that follow from the
-environment, and the first steps of a run.
+"""Defaults: sizes that follow from the number of environments and the length of a run, settings
+that follow from the environment, and the first steps of a run.
 """
 
 from typing import Any
@@ -36,7 +36,9 @@ WIDTHS = st.integers(1, 8192)
 
 
 @given(WIDTHS, st.none() | st.integers(1, 300), st.sampled_from([1, 4]), st.booleans())
-def test_default_minibatches_divide_the_sequences_and_are_not_smaller_than_asked(num_envs, length, least, whole):
+def test_default_minibatches_divide_the_sequences_and_are_not_smaller_than_asked(
+    num_envs, length, least, whole
+):
     sizes = on_policy_sizes(length, None, steps=512, least=least, whole_rollouts=whole)(num_envs)
     steps, minibatches = num_envs * sizes["rollout_length"], sizes["num_minibatches"]
     assert (num_envs if whole else steps) % minibatches == 0
@@ -46,12 +48,16 @@ def test_default_minibatches_divide_the_sequences_and_are_not_smaller_than_asked
 
 @given(WIDTHS, st.integers(1, 8), st.sampled_from([1, 4]))
 def test_default_updates_are_one_for_so_many_steps_up_to_a_limit(num_envs, length, per_update):
-    updates = off_policy_sizes(length, None, steps_per_update=per_update)(num_envs)["updates_per_tick"]
+    updates = off_policy_sizes(length, None, steps_per_update=per_update)(num_envs)[
+        "updates_per_tick"
+    ]
     assert updates == max(1, min(num_envs * length // per_update, 64))
 
 
 @given(WIDTHS, st.none() | st.integers(1, 10**10))
-def test_default_rollouts_are_powers_of_two_that_fill_a_tick_of_the_runs_length(num_envs, total_steps):
+def test_default_rollouts_are_powers_of_two_that_fill_a_tick_of_the_runs_length(
+    num_envs, total_steps
+):
     length = default_rollout(num_envs, total_steps)
     assert length >= 16 and length & (length - 1) == 0
     wanted = min(max(2048, (total_steps or 0) / 500), 16_384)
@@ -76,14 +82,21 @@ def test_sizes_that_are_given_stay(num_envs):
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_agents_are_built_with_the_sizes_that_are_said(name):
-    several = {"ippo": "traffic_junction_4", "mappo": "traffic_junction_4", "pqn_vdn": "traffic_junction_4"}
+    several = {
+        "ippo": "traffic_junction_4",
+        "mappo": "traffic_junction_4",
+        "pqn_vdn": "traffic_junction_4",
+    }
     env = several.get(name, "pendulum" if name in CONTINUOUS else "cartpole")
     for num_envs in (1, 64):
         algorithm = ALGORITHMS[name]()
         agent = algorithm.build(envs.make(env).spec, num_envs)
         found = {"rollout_length": agent.rollout_length}
         if isinstance(agent.data, Replay):
-            found |= {"updates_per_tick": agent.data.num_batches, "warmup_steps": agent.data.warmup_steps}
+            found |= {
+                "updates_per_tick": agent.data.num_batches,
+                "warmup_steps": agent.data.warmup_steps,
+            }
         else:
             found["num_minibatches"] = agent.data.num_minibatches
         assert algorithm.sizes(num_envs).items() <= found.items()
@@ -93,11 +106,24 @@ def test_agents_are_built_with_the_sizes_that_are_said(name):
 def test_the_settings_of_a_run_have_the_numbers():
     narrow, wide = (compose(["env=acrobot", f"num_envs={n}"]).algo_options for n in (16, 64))
     assert (narrow["rollout_length"], wide["rollout_length"]) == (128, 32)
-    assert compose(["env=acrobot", "num_envs=64", "total_steps=5e6"]).algo_options["rollout_length"] == 128
+    assert (
+        compose(["env=acrobot", "num_envs=64", "total_steps=5e6"]).algo_options["rollout_length"]
+        == 128
+    )
     assert compose(["env=acrobot", "num_envs=512"]).algo_options["rollout_length"] == 16
-    assert compose(["env=pendulum", "tuned=false", "total_steps=1e4"]).algo_options["warmup_steps"] == 500
-    assert compose(["env=pendulum", "tuned=false", "num_envs=2"]).algo_options["updates_per_tick"] == 2
-    assert compose(["env=acrobot", "num_envs=64", "algo.num_minibatches=2"]).algo_options["num_minibatches"] == 2
+    assert (
+        compose(["env=pendulum", "tuned=false", "total_steps=1e4"]).algo_options["warmup_steps"]
+        == 500
+    )
+    assert (
+        compose(["env=pendulum", "tuned=false", "num_envs=2"]).algo_options["updates_per_tick"] == 2
+    )
+    assert (
+        compose(["env=acrobot", "num_envs=64", "algo.num_minibatches=2"]).algo_options[
+            "num_minibatches"
+        ]
+        == 2
+    )
 
 
 SMALL: dict[str, Any] = dict(batch_size=4, buffer_size=400, updates_per_tick=1)
@@ -105,12 +131,19 @@ SMALL: dict[str, Any] = dict(batch_size=4, buffer_size=400, updates_per_tick=1)
 
 @pytest.mark.parametrize("make", [jf.sac, jf.td3, jf.flash_sac, jf.dqn, jf.sac_discrete])
 def test_the_first_actions_are_uniform_and_the_next_are_the_policys(make):
-    env, steps = tiny.line(discrete=make in (jf.dqn, jf.sac_discrete), num_envs=4), 10  # so 3 steps of each
+    env, steps = (
+        tiny.line(discrete=make in (jf.dqn, jf.sac_discrete), num_envs=4),
+        10,
+    )  # so 3 steps of each
     more = {"epsilon": 0.0} if make is jf.dqn else {}
-    init, tick = jf.make_train_step(env, make(**SMALL, **more, warmup_steps=steps, rollout_length=6))
+    init, tick = jf.make_train_step(
+        env, make(**SMALL, **more, warmup_steps=steps, rollout_length=6)
+    )
     state = init(jax.random.key(0))
     weights = init(jax.random.key(7)).channels
-    other = state._replace(channels=jax.tree.map(lambda x: 300 * x if x.dtype == jnp.float32 else x, weights))
+    other = state._replace(
+        channels=jax.tree.map(lambda x: 300 * x if x.dtype == jnp.float32 else x, weights)
+    )
     actions = [jax.jit(tick)(s)[0].private["experience"].data.action for s in (state, other)]
     first, second = (np.swapaxes(np.asarray(a), 0, 1).reshape(-1, 4) for a in actions)
     np.testing.assert_array_equal(first[:3], second[:3])
@@ -170,18 +203,23 @@ def test_a_setting_that_was_given_stays_and_the_others_say_where_they_come_from(
         (17, 6, {"initial_deviation": 0.4}),
     ],
 )
-def test_exploration_and_scales_follow_the_number_of_actions_and_of_observed_numbers(numbers, actions, found):
+def test_exploration_and_scales_follow_the_number_of_actions_and_of_observed_numbers(
+    numbers, actions, found
+):
     box = jf.Box(-np.ones(actions, np.float32), np.ones(actions, np.float32))
     spec = jf.EnvSpec("any", jax.ShapeDtypeStruct((numbers,), jnp.float32), box)
     rewards = {"normalize_rewards": True, "entropy_coef": 0.0}
     assert of_environment("ppo", spec) == rewards | found
     assert of_environment("ippo", spec) == rewards
-    assert of_environment("ppo", spec._replace(action=jf.Discrete(3))) == {"normalize_rewards": True}
+    assert of_environment("ppo", spec._replace(action=jf.Discrete(3))) == {
+        "normalize_rewards": True
+    }
     assert of_environment("sac", spec) == {}
 
 
 @pytest.mark.parametrize(
-    ("bounds", "normalized"), [((0.5, 0.07), True), ((0.5, 8.0), False), ((0.07, np.inf), True), ((0.0, np.inf), False)]
+    ("bounds", "normalized"),
+    [((0.5, 0.07), True), ((0.5, 8.0), False), ((0.07, np.inf), True), ((0.0, np.inf), False)],
 )
 def test_numbers_that_are_declared_to_be_small_are_normalized(bounds, normalized):
     space = describe_obs(gymnasium.spaces.Box(-np.float32(bounds), np.float32(bounds)), "any")
@@ -192,7 +230,10 @@ def test_numbers_that_are_declared_to_be_small_are_normalized(bounds, normalized
 
 def test_a_train_step_without_an_end_names_the_schedule_and_what_to_write():
     env = tiny.line(discrete=True)
-    with pytest.raises(ValueError, match=r"epsilon of dqn is a schedule: write total_steps=.* or a constant epsilon"):
+    with pytest.raises(
+        ValueError,
+        match=r"epsilon of dqn is a schedule: write total_steps=.* or a constant epsilon",
+    ):
         jf.make_train_step(env, jf.dqn())
     jf.make_train_step(env, jf.dqn(epsilon=0.1))
 
@@ -212,14 +253,21 @@ def test_a_policy_does_not_read_what_only_the_simulator_has(algo):
         state, obs = inner.reset(key, params)
         return state, dict.fromkeys(both, obs)
 
-    env = jf.vectorize(inner._replace(spec=inner.spec._replace(obs=both), reset=reset, step=step), num_envs=8)
+    env = jf.vectorize(
+        inner._replace(spec=inner.spec._replace(obs=both), reset=reset, step=step), num_envs=8
+    )
     chosen = jf.defaults(algo, env, total_steps=1_000)
     if "warmup_steps" in chosen:
         chosen |= {"warmup_steps": 8, "batch_size": 8}
     policy = jf.learn(env, ALGORITHMS[algo](**chosen), total_steps=16).policy
-    assert policy({"state": np.zeros(2, np.float32)}).shape == (1,), "the policy needs no other entry"
+    assert policy({"state": np.zeros(2, np.float32)}).shape == (1,), (
+        "the policy needs no other entry"
+    )
     run = with_defaults(compose(["env=pendulum", f"algo={algo}"]), env.spec)
-    assert (run.algo_options["policy_keys"], run.algo_options["critic_keys"]) == (("state",), ("privileged_state",))
+    assert (run.algo_options["policy_keys"], run.algo_options["critic_keys"]) == (
+        ("state",),
+        ("privileged_state",),
+    )
 
 
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))
@@ -228,19 +276,25 @@ def test_what_the_environment_chooses_is_announced(algo):
     part = jax.ShapeDtypeStruct((4,), jnp.float32)
     spec = jf.EnvSpec("any", {"privileged_state": part, "state": part}, box)
     assert set(of_environment(algo, spec)) == set(FOLLOWING.get(algo, ()))
-    assert not {"policy_keys", "critic_keys"} & set(of_environment(algo, spec._replace(obs={"state": part})))
+    assert not {"policy_keys", "critic_keys"} & set(
+        of_environment(algo, spec._replace(obs={"state": part}))
+    )
     run = compose(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo", "algo.entropy_coef=0.1"])
     rows = {key: rest for key, *rest in rows_of(run)}
     assert rows["algo.initial_deviation"] == ["auto", "chosen for the environment"]
     assert rows["algo.entropy_coef"] == ["0.1", "command line"]
-    assert "algo.initial_deviation=(by env)" in keys_help(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo"])
+    assert "algo.initial_deviation=(by env)" in keys_help(
+        ["env=gymnasium", "env.id=Hopper-v5", "algo=ppo"]
+    )
 
 
 @given(st.sampled_from([4, 16, 64, 2048]), st.integers(1, 10**9))
 def test_a_short_run_has_fewer_environments(most, total_steps):
     number = default_envs(most, total_steps)
     assert min(most, 4) <= number <= most
-    assert number in (4, most) or (number & (number - 1) == 0 and 25_000 * number <= total_steps < 50_000 * number)
+    assert number in (4, most) or (
+        number & (number - 1) == 0 and 25_000 * number <= total_steps < 50_000 * number
+    )
 
 
 def test_the_number_of_environments_follows_the_steps_unless_it_is_given():
@@ -256,7 +310,10 @@ def test_grids_keep_their_units_and_vectors_are_normalized():
     def spec(obs):
         return jf.EnvSpec("any", obs, jf.Discrete(2))
 
-    grid, vector = jax.ShapeDtypeStruct((5, 5, 3), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.float32)
+    grid, vector = (
+        jax.ShapeDtypeStruct((5, 5, 3), jnp.float32),
+        jax.ShapeDtypeStruct((4,), jnp.float32),
+    )
     mask = jax.ShapeDtypeStruct((2,), jnp.bool_)
     assert [normalizes(None, spec(x)) for x in (grid, vector)] == [False, True]
     assert not normalizes(None, spec({"grid": grid, "action_mask": mask}))
@@ -270,9 +327,14 @@ def test_an_environment_that_leaves_its_space_is_counted():
 
 
 def test_what_the_environment_chooses_is_chosen_again_in_a_trial_of_the_autotuner(tmp_path):
-    run = compose(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo", "tuned=false", "algo.entropy_coef=0.1"])
+    run = compose(
+        ["env=gymnasium", "env.id=Hopper-v5", "algo=ppo", "tuned=false", "algo.entropy_coef=0.1"]
+    )
     (tmp_path / "config.yaml").write_text(to_yaml(without_choices(run)), encoding="utf-8")
     box = jf.Box(-np.ones(3, np.float32), np.ones(3, np.float32))
     spec = jf.EnvSpec("any", jax.ShapeDtypeStruct((11,), jnp.float32), box)
-    own, again = (with_defaults(each, spec).algo_options for each in (run, compose([f"config={tmp_path}/config.yaml"])))
+    own, again = (
+        with_defaults(each, spec).algo_options
+        for each in (run, compose([f"config={tmp_path}/config.yaml"]))
+    )
     assert own == again and own["initial_deviation"] == 1.0 and own["entropy_coef"] == 0.1

@@ -1,4 +1,6 @@
-"""One run over several real processes on loopback: the numbers of one process, one end for all, and no hang."""
+"""One run over several real processes on loopback: the numbers of one process, one end for all, and
+no hang.
+"""
 
 import json
 import os
@@ -38,10 +40,15 @@ SMALL = [
     "eval.every=1_280",
 ]
 LONG = [*SMALL, "total_steps=51_200", "algo.learning_rate=3e-4", "run_dir=run"]
-"""Arguments of a run long enough to be interrupted, in chunks of 4 ticks; the processes exchange several messages in
-each.
+"""Arguments of a run long enough to be interrupted, in chunks of 4 ticks; the processes exchange
+several messages in each.
 """
-NODE = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "node[03-04]", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}
+NODE = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_NODELIST": "node[03-04]",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+}
 
 
 def free_port() -> int:
@@ -51,8 +58,17 @@ def free_port() -> int:
 
 def spawn(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     """Start Python with these words, with no cluster variables but ``variables``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_"))}
-    environment = {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "OMPI_"))
+    }
+    environment = {
+        **kept,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PYTHONUNBUFFERED": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
@@ -98,10 +114,18 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory, request) -> tuple[Path, list[str]]:
-    """Return the folder of the selected runs that two processes of a program made together, and the output of each."""
+    """Return the folder of the selected runs that two processes of a program made together, and the
+    output of each.
+    """
     folder = tmp_path_factory.mktemp("together")
-    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    selected = {item.callspec.params.get("name") for item in here}  # other files also have a parameter "name"
+    here = [
+        item
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
+    selected = {
+        item.callspec.params.get("name") for item in here
+    }  # other files also have a parameter "name"
     names = [name for name in distributed_program.jobs() if name in {*selected, "ppo_with_server"}]
     names += [name for name in distributed_program.POPULATIONS if name in selected]
     address = f"127.0.0.1:{free_port()}"
@@ -130,7 +154,9 @@ def test_two_processes_compute_what_one_does_with_as_many_devices(programs, name
 def test_members_divided_over_two_processes_compute_what_they_do_in_one(programs, name, tmp_path):
     ours = distributed_program.population(tmp_path / name, **distributed_program.POPULATIONS[name])
     for process in (0, 1):
-        assert json.loads((programs[0] / f"{name}-{process}.json").read_text()) == json.loads(json.dumps(ours))
+        assert json.loads((programs[0] / f"{name}-{process}.json").read_text()) == json.loads(
+            json.dumps(ours)
+        )
     written = [folder / name / "trials.csv" for folder in (programs[0], tmp_path)]
     assert all(path.exists() for path in written)
 
@@ -147,7 +173,10 @@ def test_a_program_speaks_through_process_0_and_is_refused_what_processes_cannot
     first, second = programs[1]
     for out in programs[1]:
         assert "spread and read: True\n" in out
-        assert "process 1 was started with seed=1, process 0 with seed=0: start all of them with the same" in out
+        assert (
+            "process 1 was started with seed=1, process 0 with seed=0: start all of them with the same"
+            in out
+        )
         assert "placement=fused stays within one process: write placement=data_parallel" in out
         assert "debug=true works in a single process only, not in 2: write distributed=off" in out
     assert "train\n" in first and "eval\n" in first
@@ -171,7 +200,8 @@ def command_of(process: int) -> bytes:
 
 
 def wait_for_evaluation(run: Path, after: int, first: subprocess.Popen[str]) -> int:
-    """Wait until a policy of more than ``after`` environment steps is evaluated; return the steps of the last one.
+    """Wait until a policy of more than ``after`` environment steps is evaluated; return the steps
+    of the last one.
 
     The evaluating process of ``first`` gets ordinary priority.
     """
@@ -189,8 +219,8 @@ def wait_for_evaluation(run: Path, after: int, first: subprocess.Popen[str]) -> 
 
 
 class Stopped(NamedTuple):
-    """Results of two processes, one of which received a signal; ``evaluators``: the evaluation processes of each
-    before one was killed, and all later ones.
+    """Results of two processes, one of which received a signal; ``evaluators``: the evaluation
+    processes of each before one was killed, and all later ones.
     """
 
     folder: Path
@@ -228,7 +258,9 @@ def test_a_signal_to_one_process_ends_all_at_the_same_chunk_saved(stopped):
     folder, ended, _ = stopped
     (first, out, err), (second, other_out, other_err) = ended
     assert (first, second) == (143, 143), ended
-    assert err == "" and "stopping after this chunk; press Ctrl-C again to stop at once" in other_err
+    assert (
+        err == "" and "stopping after this chunk; press Ctrl-C again to stop at once" in other_err
+    )
     assert "placement data_parallel on 2 devices (of 2 processes)\n" in out and "resume:" in out
     lines = other_out.splitlines()
     assert len(lines) == 1 and lines[0].startswith("process 1 of 2 on ")
@@ -262,7 +294,15 @@ def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(sto
 
     goal = steps + steps // chunk
     status, _, err = finish(
-        spawn(tmp_path, "-m", "jaxrl_fast.train", "resume=alone", f"total_steps={goal}", "eval.beside=false", *words)
+        spawn(
+            tmp_path,
+            "-m",
+            "jaxrl_fast.train",
+            "resume=alone",
+            f"total_steps={goal}",
+            "eval.beside=false",
+            *words,
+        )
     )
     assert (status, err) == (0, "")
     one, other = arrays(tmp_path / "run", goal), arrays(tmp_path / "alone", goal)
@@ -280,7 +320,9 @@ def test_commands_that_differ_and_folders_that_cannot_be_written_end_all_in_one_
     for status, _, err in ended:
         assert status == 2, ended
         assert err.startswith("jaxrl_fast: error: ") and err.count("\n") == 1, err
-    assert all("with seed=0: start all of them with the same command" in err for _, _, err in ended[:2])
+    assert all(
+        "with seed=0: start all of them with the same command" in err for _, _, err in ended[:2]
+    )
     assert all("cannot write to the run folder file/run" in err for _, _, err in ended[2:])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -288,7 +330,9 @@ def test_commands_that_differ_and_folders_that_cannot_be_written_end_all_in_one_
 def test_a_port_that_is_taken_and_a_host_that_is_unknown_are_said_before_anything_is_waited_for():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ValueError, match=f"process 0 cannot listen at port {port} .* write another"):
+        with pytest.raises(
+            ValueError, match=f"process 0 cannot listen at port {port} .* write another"
+        ):
             cluster.start(Processes(f"127.0.0.1:{port}", 2, 0))
     with pytest.raises(ValueError, match=r"this machine cannot resolve no_such_host.invalid"):
         cluster.start(Processes("no_such_host.invalid:4321", 2, 1))
@@ -299,13 +343,23 @@ def test_a_port_that_is_taken_and_a_host_that_is_unknown_are_said_before_anythin
     [
         ({}, Processes("node03:61517", 4, 3, None)),
         ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, Processes("node03:61517", 4, 3, (1,))),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "CUDA_VISIBLE_DEVICES": "1"}, Processes("node03:61517", 4, 3, None)),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "CUDA_VISIBLE_DEVICES": "1"},
+            Processes("node03:61517", 4, 3, None),
+        ),
         ({"JAX_COORDINATOR_PORT": "4321"}, Processes("node03:4321", 4, 3, None)),
         ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
     ],
 )
-def test_slurm_tells_who_takes_part_and_one_process_a_node_drives_all_its_devices(told, expected, monkeypatch):
-    for name, value in {**NODE, "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", **told}.items():
+def test_slurm_tells_who_takes_part_and_one_process_a_node_drives_all_its_devices(
+    told, expected, monkeypatch
+):
+    for name, value in {
+        **NODE,
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+        **told,
+    }.items():
         monkeypatch.setenv(name, value)
     assert cluster.find() == expected
 
@@ -323,7 +377,9 @@ def test_without_a_cluster_there_is_one_process_and_half_a_cluster_is_named(monk
     assert cluster.find() is None
     monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "nonsense")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="several processes were started, but their connection is not defined"):
+    with pytest.raises(
+        ValueError, match="several processes were started, but their connection is not defined"
+    ):
         cluster.find()
 
 
@@ -332,16 +388,22 @@ def test_a_jax_without_what_several_processes_need_is_named(monkeypatch):
     assert cluster.find() is None
     for name, value in NODE.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=r"JAX \S+ has no jax.clusters.NoSuchCluster.*distributed=off"):
+    with pytest.raises(
+        ValueError, match=r"JAX \S+ has no jax.clusters.NoSuchCluster.*distributed=off"
+    ):
         cluster.find()
     monkeypatch.setattr(cluster, "MEETING", "jax.no_such_meeting")
-    with pytest.raises(ValueError, match=r"JAX \S+ has no jax.no_such_meeting.*install another version"):
+    with pytest.raises(
+        ValueError, match=r"JAX \S+ has no jax.no_such_meeting.*install another version"
+    ):
         cluster.start(Processes("localhost:4321", 2, 1))
 
 
 def test_devices_are_shared_evenly():
     assert hosts.share_of(8, 4) == 2
-    with pytest.raises(ValueError, match="devices=3 cannot be shared evenly by 2 processes: write a multiple of 2"):
+    with pytest.raises(
+        ValueError, match="devices=3 cannot be shared evenly by 2 processes: write a multiple of 2"
+    ):
         hosts.share_of(3, 2)
 
 
@@ -356,7 +418,9 @@ def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_tak
 
 
 def commands_of_the_docs() -> list[str]:
-    pages = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name != "limits.md"]  # its lines are cut
+    pages = [
+        path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name != "limits.md"
+    ]  # its lines are cut
     text = "\n".join(path.read_text() for path in [ROOT / "README.md", *pages])
     lines = re.findall(r"python -m jaxrl_fast\.\w+[^\n`#|\\]*(?:\\\n[^\n`#|\\]*)*", text)
     return sorted({re.sub(r"\s*\\\n\s*", " ", line).strip() for line in lines})

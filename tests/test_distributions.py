@@ -34,9 +34,13 @@ def test_tanh_normal_log_prob_equals_scipy(raw):
 
 def test_tanh_normal_density_integrates_to_one():
     raw = jnp.linspace(-12.0, 12.0, 20_001)[:, None]
-    dist = d.TanhNormal(jnp.broadcast_to(MEAN[:1], raw.shape), jnp.broadcast_to(SCALE[:1], raw.shape))
+    dist = d.TanhNormal(
+        jnp.broadcast_to(MEAN[:1], raw.shape), jnp.broadcast_to(SCALE[:1], raw.shape)
+    )
     density = np.exp(np.float64(d.log_prob(dist, raw)))
-    np.testing.assert_allclose(np.trapezoid(density, np.tanh(np.float64(raw[:, 0]))), 1.0, atol=1e-3)
+    np.testing.assert_allclose(
+        np.trapezoid(density, np.tanh(np.float64(raw[:, 0]))), 1.0, atol=1e-3
+    )
 
 
 def test_tanh_normal_entropy_is_right_on_average():
@@ -52,7 +56,9 @@ def test_tanh_normal_entropy_is_right_on_average():
 
 def test_tanh_normal_samples_have_its_mean_and_scale():
     size = 100_000
-    raw = d.sample(d.TanhNormal(jnp.broadcast_to(MEAN, (size, 2)), jnp.broadcast_to(SCALE, (size, 2))), KEY)
+    raw = d.sample(
+        d.TanhNormal(jnp.broadcast_to(MEAN, (size, 2)), jnp.broadcast_to(SCALE, (size, 2))), KEY
+    )
     np.testing.assert_allclose(jnp.mean(raw, axis=0), MEAN, atol=0.02)
     np.testing.assert_allclose(jnp.std(raw, axis=0), SCALE, atol=0.02)
 
@@ -68,7 +74,9 @@ def test_extreme_actions_have_finite_values_and_gradients(raw):
     def score(mean, raw):
         return d.log_prob(d.TanhNormal(mean, jnp.ones(1)), raw)
 
-    value, grads = jax.value_and_grad(score, argnums=(0, 1))(jnp.zeros(1), jnp.full(1, raw, jnp.float32))
+    value, grads = jax.value_and_grad(score, argnums=(0, 1))(
+        jnp.zeros(1), jnp.full(1, raw, jnp.float32)
+    )
     assert np.isfinite(value) and np.isfinite(grads[0]).all() and np.isfinite(grads[1]).all()
     # log(1 - tanh²) tends to log 4 − 2|raw|, where the plain formula is −inf
     want = -0.5 * raw**2 - 0.5 * np.log(2 * np.pi) - np.log(4) + 2 * abs(raw)
@@ -100,7 +108,9 @@ def test_masked_actions_have_probability_zero_and_are_never_taken():
     dist = d.categorical(logits, mask)
     log_probs = [float(d.log_prob(dist, jnp.int32(a))) for a in range(4)]
     want = scipy.special.log_softmax([0.0, 1.0])
-    np.testing.assert_allclose(np.exp(log_probs), [0, np.exp(want[0]), 0, np.exp(want[1])], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.exp(log_probs), [0, np.exp(want[0]), 0, np.exp(want[1])], rtol=1e-5
+    )
     many = d.Categorical(jnp.broadcast_to(dist.logits, (20_000, 4)))
     assert set(np.unique(d.sample(many, KEY))) == {1, 3}
     assert d.mode(dist) == 3
@@ -123,7 +133,9 @@ def test_to_unit_inverts_the_scaling_of_to_action(raw):
 
 def test_to_action_reaches_the_bounds_and_no_further():
     for raw, bound in ((-1e4, SPACE.low), (1e4, SPACE.high)):
-        np.testing.assert_allclose(d.to_action(SPACE, jnp.full(2, raw, jnp.float32)), bound, rtol=1e-6)
+        np.testing.assert_allclose(
+            d.to_action(SPACE, jnp.full(2, raw, jnp.float32)), bound, rtol=1e-6
+        )
 
 
 def test_discrete_actions_pass_through():
@@ -149,7 +161,9 @@ def test_standard_normal_is_that_of_jax_bit_for_bit(shape, seed):
 def test_a_sample_is_computed_once_however_often_it_is_used():
     def loss(mean, key):
         raw = d.sample(d.TanhNormal(mean, jnp.ones_like(mean)), key)
-        return jnp.mean(d.log_prob(d.TanhNormal(mean, jnp.ones_like(mean)), raw)) + jnp.sum(jnp.tanh(raw) * mean)
+        return jnp.mean(d.log_prob(d.TanhNormal(mean, jnp.ones_like(mean)), raw)) + jnp.sum(
+            jnp.tanh(raw) * mean
+        )
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         compiled = jax.jit(jax.value_and_grad(loss)).lower(jnp.zeros((64, 6)), KEY).compile()

@@ -1,4 +1,6 @@
-"""README and docs contain only tested content: code blocks, command lines, links, figures and tables."""
+"""README and docs contain only tested content: code blocks, command lines, links, figures and
+tables.
+"""
 
 import re
 import shutil
@@ -54,7 +56,9 @@ def trained(tmp_path_factory, commands) -> Path:
 
 
 @pytest.mark.parametrize("name", WITH_BLOCKS)
-def test_the_python_of_a_page_runs(name: str, tmp_path: Path, request, monkeypatch: pytest.MonkeyPatch):
+def test_the_python_of_a_page_runs(
+    name: str, tmp_path: Path, request, monkeypatch: pytest.MonkeyPatch
+):
     blocks = python_blocks(PAGES[name])
     reads_a_run = any("runs/latest" in block.code for block in blocks)
     folder = request.getfixturevalue("trained") if reads_a_run else tmp_path
@@ -76,7 +80,9 @@ def test_the_search_with_optuna_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def new_lines() -> list[str]:
     """Command lines that must be run and that the record of `docs/site/docs_run.py` lacks."""
     lines = {line for path in PAGES.values() for line in command_lines(path)}
-    return sorted({line for line in lines if docs_run.reason_not_run(line) is None} - set(docs_run.record()))
+    return sorted(
+        {line for line in lines if docs_run.reason_not_run(line) is None} - set(docs_run.record())
+    )
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +96,9 @@ def prepared(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("line", new_lines())
 def test_a_command_line_that_is_not_in_the_record_runs(line: str, prepared: Path, tmp_path: Path):
     """`python docs/site/docs_run.py` runs each command line once and records it."""
-    docs_run.run_command(line, Path(shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)))
+    docs_run.run_command(
+        line, Path(shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True))
+    )
 
 
 def test_the_record_has_many_lines_and_a_line_that_fails_is_found(tmp_path: Path):
@@ -100,7 +108,9 @@ def test_the_record_has_many_lines_and_a_line_that_fails_is_found(tmp_path: Path
 
 
 def test_long_commands_are_run_short():
-    words = docs_run.short_words("python -m jaxrl_fast.train env=ant num_envs=4096 total_steps=5_000  # long")
+    words = docs_run.short_words(
+        "python -m jaxrl_fast.train env=ant num_envs=4096 total_steps=5_000  # long"
+    )
     assert {"num_envs=8", "total_steps=1", "eval.episodes=2"} < set(words) and "#" not in words
 
 
@@ -119,7 +129,9 @@ def test_every_script_that_a_text_names_exists():
 
 
 @pytest.mark.text
-@pytest.mark.parametrize("gone", ["python experiments/{}.py", "env.make=experiments.{}.make", "make: docs/site/{}.py"])
+@pytest.mark.parametrize(
+    "gone", ["python experiments/{}.py", "env.make=experiments.{}.make", "make: docs/site/{}.py"]
+)
 def test_a_script_that_moved_is_found(gone: str):
     assert missing_scripts(gone.format("moved_away"))
 
@@ -127,9 +139,14 @@ def test_a_script_that_moved_is_found(gone: str):
 def test_the_watch_of_a_start_names_functions_that_exist():
     folders = (ROOT / "jaxrl_fast", ROOT / "envs", Path(jax.__file__).parent)
     named = {*startup_watch.PHASES, *startup_watch.WORK}
-    texts = {file: [path.read_text() for folder in folders for path in folder.rglob(file)] for file, _ in named}
+    texts = {
+        file: [path.read_text() for folder in folders for path in folder.rglob(file)]
+        for file, _ in named
+    }
     defined = {  # JAX 0.11 wraps some functions: ``name = decorator(function)``
-        (file, name) for file, name in named if re.search(rf"def {name}\(|^{name} = ", "\n".join(texts[file]), re.M)
+        (file, name)
+        for file, name in named
+        if re.search(rf"def {name}\(|^{name} = ", "\n".join(texts[file]), re.M)
     }
     assert named - defined == set()
 
@@ -148,7 +165,9 @@ def test_a_figure_that_changed_is_found():
 
 
 @pytest.mark.text
-@pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "<!-- end -->" in path.read_text()])
+@pytest.mark.parametrize(
+    "name", [name for name, path in PAGES.items() if "<!-- end -->" in path.read_text()]
+)
 def test_tables_are_as_the_code_has_them(name: str):
     """`python docs/site/docs_tables.py` writes them."""
     assert docs_tables.filled(PAGES[name].read_text()) == PAGES[name].read_text()
@@ -205,7 +224,11 @@ def test_what_is_in_other_languages_is_what_was_run():
 def test_extras_and_targets_of_make_exist():
     text = "\n".join(path.read_text() for path in PAGES.values())
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {extra for extras in re.findall(r"(?:jaxrl_fast|['\"]\.)\[([\w,]+)\]", text) for extra in extras.split(",")}
+    named = {
+        extra
+        for extras in re.findall(r"(?:jaxrl_fast|['\"]\.)\[([\w,]+)\]", text)
+        for extra in extras.split(",")
+    }
     assert named and named <= set(known)
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     asked = set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.M))
@@ -217,7 +240,10 @@ def test_every_page_of_the_navigation_is_there_and_others_join_it():
     import assemble
 
     nav = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())["nav"]
-    pages = {*assemble.sources().values(), *(page for page in assemble.named_in(nav) if page.startswith("reference/"))}
+    pages = {
+        *assemble.sources().values(),
+        *(page for page in assemble.named_in(nav) if page.startswith("reference/")),
+    }
     assert assemble.named_in(assemble.navigation(nav, {*pages, "new.md"})) == {*pages, "new.md"}
     with pytest.raises(SystemExit, match=r"start\.md"):
         assemble.navigation(nav, pages - {"start.md"})
@@ -230,7 +256,9 @@ def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
     page = ROOT / "docs" / "tutorials" / "world.md"
     known = {page: "tutorials/world.md", ROOT / "README.md": "index.md"}
     assert assemble.spaced("one\n- two\n- three\n") == "one\n\n- two\n- three\n"
-    assert assemble.spaced(f"| a | `{'x' * 60}` |").endswith("`{.long} |") and "long" not in assemble.spaced("| `x` |")
+    assert assemble.spaced(f"| a | `{'x' * 60}` |").endswith(
+        "`{.long} |"
+    ) and "long" not in assemble.spaced("| `x` |")
     there = "[own_world.py](../files/examples/own_world.py.txt)"
     assert there in assemble.relinked(page, known[page], tmp_path, known)
     assert (tmp_path / "files" / "examples" / "own_world.py.txt").exists()
@@ -240,21 +268,39 @@ def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
 def test_the_reference_says_what_every_key_means():
     from reference_pages import reference_pages
 
-    rows = [line for text in reference_pages().values() for line in text.splitlines() if line.startswith("| `")]
+    rows = [
+        line
+        for text in reference_pages().values()
+        for line in text.splitlines()
+        if line.startswith("| `")
+    ]
     assert len(rows) > 300
-    assert [row for row in rows if row.startswith(("| `algo.", "| `eval.", "| `env.")) and row.endswith("|  |")] == []
+    assert [
+        row
+        for row in rows
+        if row.startswith(("| `algo.", "| `eval.", "| `env.")) and row.endswith("|  |")
+    ] == []
 
 
 def test_the_page_on_run_folders_names_every_file(trained: Path):
     page = PAGES["docs/run_folder.md"].read_text().partition("<!-- files -->")[2]
-    named = [re.escape(name).replace(r"\*", ".*").rstrip("/") for name in re.findall(r"`([\w.*/]+)`", page)]
+    named = [
+        re.escape(name).replace(r"\*", ".*").rstrip("/")
+        for name in re.findall(r"`([\w.*/]+)`", page)
+    ]
     left = [path.name for path in (trained / "runs" / "latest").iterdir()]
-    assert left and [name for name in left if not any(re.fullmatch(pattern, name) for pattern in named)] == []
+    assert (
+        left
+        and [name for name in left if not any(re.fullmatch(pattern, name) for pattern in named)]
+        == []
+    )
 
 
 @pytest.mark.text
 def test_pages_are_short():
-    assert {name: n for name, path in PAGES.items() if (n := len(path.read_text().splitlines())) > 250} == {}
+    assert {
+        name: n for name, path in PAGES.items() if (n := len(path.read_text().splitlines())) > 250
+    } == {}
 
 
 @pytest.mark.text

@@ -1,5 +1,5 @@
-"""Invariants of vectorized environments: no leaks between batch elements, new initial states at resets, termination
-distinct from truncation, correct totals.
+"""Invariants of vectorized environments: no leaks between batch elements, new initial states at
+resets, termination distinct from truncation, correct totals.
 """
 
 from typing import NamedTuple
@@ -23,14 +23,18 @@ NUM_ENVS = 4
 
 
 class Walk(NamedTuple):
-    """``name``: a number drawn at reset that identifies the episode; ``time``: steps since the reset."""
+    """``name``: a number drawn at reset that identifies the episode; ``time``: steps since the
+    reset.
+    """
 
     name: jax.Array
     time: jax.Array
 
 
 def walk(*, ends_at: int | None = None, limit: int | None = None, shortest: int = 1) -> Env:
-    """Observes (name, time), pays action + time, terminates after ``ends_at`` steps; action 2 pays NaN."""
+    """Observes (name, time), pays action + time, terminates after ``ends_at`` steps; action 2 pays
+    NaN.
+    """
 
     def observe(state: Walk) -> jax.Array:
         return jnp.stack([state.name, state.time.astype(jnp.float32)])
@@ -56,8 +60,8 @@ def scripted(actions):
 
 
 def play(env: Env, actions, seed: int = 0, num_steps: int | None = None):
-    """Return the final state and all rollouts of ``num_steps`` steps (default: one rollout) under scripted actions,
-    joined.
+    """Return the final state and all rollouts of ``num_steps`` steps (default: one rollout) under
+    scripted actions, joined.
     """
     num_envs = np.shape(actions)[1]
     vec_env = vectorize(env, num_envs=num_envs)
@@ -99,7 +103,8 @@ def test_next_obs_is_the_true_successor_and_obs_a_fresh_start():
 
 
 @pytest.mark.parametrize(
-    ("ends_at", "limit", "terminated"), [(3, None, True), (None, 3, False), (3, 3, True), (3, 5, True), (5, 3, False)]
+    ("ends_at", "limit", "terminated"),
+    [(3, None, True), (None, 3, False), (3, 3, True), (3, 5, True), (5, 3, False)],
 )
 def test_terminated_and_truncated_are_told_apart(ends_at, limit, terminated):
     rollout, _ = play(walk(ends_at=ends_at, limit=limit), np.zeros((9, NUM_ENVS), int))
@@ -122,11 +127,15 @@ def test_episode_totals_survive_the_border_between_rollouts(ends_at, limit, num_
     episodes = whole_episodes(rollout.reward, min(ends_at, limit or ends_at))
     assert sum(int(m["episodes"]) for m in metrics) == len(episodes)
     assert sum(int(m["episode_length_sum"]) for m in metrics) == sum(len(e) for e in episodes)
-    np.testing.assert_allclose(sum(float(m["episode_return_sum"]) for m in metrics), sum(map(sum, episodes)), rtol=1e-6)
+    np.testing.assert_allclose(
+        sum(float(m["episode_return_sum"]) for m in metrics), sum(map(sum, episodes)), rtol=1e-6
+    )
 
 
 def whole_episodes(reward, length):
-    """Slow reference: cut each environment's rewards ``[T, E]`` every ``length`` steps, without the partial rest."""
+    """Slow reference: cut each environment's rewards ``[T, E]`` every ``length`` steps, without the
+    partial rest.
+    """
     columns = reward.T
     return [list(c[i : i + length]) for c in columns for i in range(0, len(c) - length + 1, length)]
 
@@ -141,7 +150,9 @@ def whole_episodes(reward, length):
 def test_no_episode_repeats_the_start_of_another(ends_at, shortest, num_steps, seed):
     """Also where a rollout is no multiple of the interval, and in environments of one step."""
     env = walk(ends_at=ends_at, shortest=min(shortest, ends_at))
-    rollout, _ = play(env, np.zeros((num_steps * (24 // num_steps), 3), int), seed, num_steps=num_steps)
+    rollout, _ = play(
+        env, np.zeros((num_steps * (24 // num_steps), 3), int), seed, num_steps=num_steps
+    )
     names = rollout.obs[..., 0][rollout.first]
     assert len(set(names.tolist())) == len(names)
 
@@ -158,14 +169,18 @@ def test_an_environment_never_starts_twice_from_one_state_where_resets_are_share
     ends_at, num_envs, steps, num_steps, seed
 ):
     env = walk(ends_at=ends_at, shortest=ends_at)._replace(steps_per_reset=steps)
-    rollout, _ = play(env, np.zeros((num_steps * (24 // num_steps), num_envs), int), seed, num_steps=num_steps)
+    rollout, _ = play(
+        env, np.zeros((num_steps * (24 // num_steps), num_envs), int), seed, num_steps=num_steps
+    )
     for names, first in zip(rollout.obs[..., 0].T, rollout.first.T, strict=True):
         assert len(set(names[first].tolist())) == first.sum()
 
 
 def test_resets_that_cost_more_than_steps_are_drawn_as_often_as_declared():
     def rows(env: Env, num_envs: int) -> int:
-        bank = jax.eval_shape(lambda k: vectorize(env, num_envs=num_envs).draw_fresh(k, 64), jax.random.key(0))
+        bank = jax.eval_shape(
+            lambda k: vectorize(env, num_envs=num_envs).draw_fresh(k, 64), jax.random.key(0)
+        )
         return jax.tree.leaves(bank)[0].shape[0]
 
     env = walk()._replace(steps_per_reset=32)
@@ -175,7 +190,9 @@ def test_resets_that_cost_more_than_steps_are_drawn_as_often_as_declared():
 
 def test_a_reset_bank_is_no_larger_than_it_must_be():
     def rows(env: Env, num_steps: int) -> int:
-        bank = jax.eval_shape(lambda k: vectorize(env, num_envs=2).draw_fresh(k, num_steps), jax.random.key(0))
+        bank = jax.eval_shape(
+            lambda k: vectorize(env, num_envs=2).draw_fresh(k, num_steps), jax.random.key(0)
+        )
         return jax.tree.leaves(bank)[0].shape[0]
 
     assert rows(walk(), 32) == 32
@@ -203,9 +220,14 @@ def test_sample_params_varies_gravity_per_environment_and_per_episode():
     theirs, default = gymnax.make("Pendulum-v1")
 
     def sample_params(key):
-        return default.replace(g=jax.random.uniform(key, minval=5.0, maxval=15.0), max_steps_in_episode=5)
+        return default.replace(
+            g=jax.random.uniform(key, minval=5.0, maxval=15.0), max_steps_in_episode=5
+        )
 
-    env = vectorize(from_gymnax.adapt(theirs, default, name="pendulum", sample_params=sample_params), num_envs=NUM_ENVS)
+    env = vectorize(
+        from_gymnax.adapt(theirs, default, name="pendulum", sample_params=sample_params),
+        num_envs=NUM_ENVS,
+    )
     state = start(env, (), jax.random.key(0))
 
     def act(carry, obs, first, key):
@@ -231,10 +253,16 @@ def gravity_felt(obs, next_obs):
 def test_one_axis_for_two_gives_what_two_maps_give_to_the_bit(shape):
     def draw(key):
         first, second = jax.random.split(key)
-        return {"state": jax.random.normal(first, (3,)), "key": jax.random.key_data(second), "one": jnp.float32(1)}
+        return {
+            "state": jax.random.normal(first, (3,)),
+            "key": jax.random.key_data(second),
+            "one": jnp.float32(1),
+        }
 
     keys = jax.random.split(jax.random.key(5), shape)
-    got, want = (jax.jit(f)(keys) for f in (lambda keys: over_two_axes(draw, keys), jax.vmap(jax.vmap(draw))))
+    got, want = (
+        jax.jit(f)(keys) for f in (lambda keys: over_two_axes(draw, keys), jax.vmap(jax.vmap(draw)))
+    )
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -249,7 +277,9 @@ def test_one_axis_for_two_gives_what_two_maps_give_to_the_bit(shape):
 def test_a_row_of_initial_states_that_lasts_over_ticks_is_never_started_from_twice(
     ends_at, steps, rollout_length, num_envs, seed
 ):
-    env = vectorize(walk(ends_at=ends_at, shortest=ends_at)._replace(steps_per_reset=steps), num_envs=num_envs)
+    env = vectorize(
+        walk(ends_at=ends_at, shortest=ends_at)._replace(steps_per_reset=steps), num_envs=num_envs
+    )
     act, draws = scripted(np.zeros((100, num_envs), int)), []
 
     def counted(key, num_steps):
@@ -261,7 +291,13 @@ def test_a_row_of_initial_states_that_lasts_over_ticks_is_never_started_from_twi
             private, rollout, metrics = unroll(env, act, private, key, rollout_length)
             return private, {"rollout": rollout}, metrics
 
-        return Fragment("sample", lambda key: start(env, jnp.zeros(num_envs, jnp.int32), key), step, (), ("rollout",))
+        return Fragment(
+            "sample",
+            lambda key: start(env, jnp.zeros(num_envs, jnp.int32), key),
+            step,
+            (),
+            ("rollout",),
+        )
 
     fragment = sample_compiled(make, env._replace(draw_fresh=counted), rollout_length)
     state, rollouts, ticks = fragment.init(jax.random.key(seed)), [], 24

@@ -1,4 +1,6 @@
-"""brax: every environment traces with every backend, runs with one, and prints nothing while it loads."""
+"""brax: every environment traces with every backend, runs with one, and prints nothing while it
+loads.
+"""
 
 import subprocess
 import sys
@@ -17,8 +19,8 @@ def default_backend(id: str) -> str:
 
 
 def another_backend(number: int, id: str) -> str:
-    """Return a backend other than the default, which runs below; backends alternate, so that each traces several
-    environments.
+    """Return a backend other than the default, which runs below; backends alternate, so that each
+    traces several environments.
     """
     others = [backend for backend in from_brax.BACKENDS if backend != default_backend(id)]
     return others[number % len(others)]
@@ -42,21 +44,26 @@ def test_every_environment_traces_on_another_backend_too(id, backend):
         return state, following, timestep
 
     state, following, timestep = jax.eval_shape(reset_and_step, jax.random.key(0), action)
-    # Compare the leaves: mjx's states hold arrays that are not leaves, which Python 3.13 cannot compare.
+    # Compare the leaves: mjx's states hold arrays that are not leaves, which Python 3.13 cannot
+    # compare.
     assert kinds_of(state) == kinds_of(following)
     assert timestep.next_obs == single.spec.obs
 
 
 @pytest.mark.parametrize("id", from_brax.ids())
 def test_every_environment_runs(id):
-    """Check a few steps under full thrust: finite numbers, motion, and no episode shorter than declared."""
+    """Check a few steps under full thrust: finite numbers, motion, and no episode shorter than
+    declared.
+    """
     single = envs.make("brax", id=id, backend=default_backend(id))
 
     @jax.jit
     def few_steps(key):
         thrust = jnp.sign(jax.random.normal(key, single.spec.action.low.shape))
         state, obs = single.reset(key, ())
-        return obs, jax.lax.scan(lambda state, _: single.step(state, thrust, key), state, length=7)[1]
+        return obs, jax.lax.scan(lambda state, _: single.step(state, thrust, key), state, length=7)[
+            1
+        ]
 
     obs, steps = few_steps(jax.random.key(0))
     assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs) == single.spec.obs
@@ -101,7 +108,10 @@ def test_loading_is_quiet(tmp_path):
     ("options", "message"),
     [
         ({"id": "swimmer"}, "swimmer does not run on this JAX: brax 0.14.2 calls"),
-        ({"id": "ant", "backend": "warp"}, "env.backend=warp: write one of generalized, positional, spring, mjx"),
+        (
+            {"id": "ant", "backend": "warp"},
+            "env.backend=warp: write one of generalized, positional, spring, mjx",
+        ),
         ({"id": "ant", "speed": 1}, "brax ant does not take these options: .*'speed'"),
         ({"id": "ant", "episode_length": 0}, "episode_length=0"),
     ],
@@ -117,4 +127,6 @@ def test_swimmer_is_still_broken():
         single = from_brax.brax_envs.get_environment("swimmer")
     single = from_brax.adapt(single, name="swimmer")
     with pytest.raises(TypeError, match="a_min"):
-        jax.eval_shape(lambda key: single.step(single.reset(key, ())[0], jnp.zeros(2), key), jax.random.key(0))
+        jax.eval_shape(
+            lambda key: single.step(single.reset(key, ())[0], jnp.zeros(2), key), jax.random.key(0)
+        )

@@ -18,7 +18,9 @@ NUM_ENVS = 2
 def random_actions(space, key, shape):
     if isinstance(space, Discrete):
         return jax.random.randint(key, shape, 0, space.num_actions)
-    return jax.random.uniform(key, (*shape, *space.low.shape), jnp.float32, space.low.min(), space.high.max())
+    return jax.random.uniform(
+        key, (*shape, *space.low.shape), jnp.float32, space.low.min(), space.high.max()
+    )
 
 
 def shapes(obs):
@@ -109,9 +111,18 @@ def test_options_are_gymnax_parameters():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"id": "MNISTBandit-bsuite"}, "MNISTBandit-bsuite is not supported: it downloads a data set"),
-        ({"id": "CartPole-v1", "gravty": 1.0}, "no parameter 'gravty': write one of force_mag, gravity"),
-        ({"id": "CartPole-v1", "episode_length": 0}, "episode_length=0: write a whole number of at least 1"),
+        (
+            {"id": "MNISTBandit-bsuite"},
+            "MNISTBandit-bsuite is not supported: it downloads a data set",
+        ),
+        (
+            {"id": "CartPole-v1", "gravty": 1.0},
+            "no parameter 'gravty': write one of force_mag, gravity",
+        ),
+        (
+            {"id": "CartPole-v1", "episode_length": 0},
+            "episode_length=0: write a whole number of at least 1",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused(options, message):

@@ -29,9 +29,15 @@ def test_simple_spread_is_jaxmarls_own_but_for_the_end_of_its_episodes():
         key = jax.random.fold_in(KEY, t)
         action = jax.random.randint(key, (3,), 0, 5)
         state, timestep = step(state, action, key)
-        obs, own, reward, done, _ = step_raw(key, own, {name: action[i] for i, name in enumerate(raw.agents)})
-        np.testing.assert_allclose(timestep.obs["obs"], [obs[name] for name in raw.agents], rtol=1e-5)
-        np.testing.assert_allclose(timestep.reward, [reward[name] for name in raw.agents], rtol=1e-5)
+        obs, own, reward, done, _ = step_raw(
+            key, own, {name: action[i] for i, name in enumerate(raw.agents)}
+        )
+        np.testing.assert_allclose(
+            timestep.obs["obs"], [obs[name] for name in raw.agents], rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            timestep.reward, [reward[name] for name in raw.agents], rtol=1e-5
+        )
         assert not timestep.terminated  # truncated, not terminated
         assert bool(done["__all__"]) == (t == env.spec.max_episode_steps - 1)
 
@@ -65,7 +71,11 @@ def test_unequal_agents_are_filled_up_to_the_largest():
     env = envs.make("jaxmarl", id="MPE_simple_speaker_listener_v4")
     assert env.spec.own_sizes == ((3, 3), (11, 5)) and env.spec.action == Discrete(5)
     _, first = env.reset(KEY, ())
-    assert first["obs"].shape == (2, 11) and not first["obs"][0, 3:].any() and first["obs"][1, 3:].any()
+    assert (
+        first["obs"].shape == (2, 11)
+        and not first["obs"][0, 3:].any()
+        and first["obs"][1, 3:].any()
+    )
     assert first["action_mask"].tolist() == [[True] * 3 + [False] * 2, [True] * 5]
     with pytest.raises(ValueError, match=r"3 and 3, 11 and 5.*write algo.share_parameters=false"):
         bind(jf.mappo(), env.spec, 4)
@@ -83,9 +93,17 @@ def test_a_world_is_drawn(id: str):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("smax_3m", {"num_agents": 5}, "env.num_agents=5: HeuristicEnemySMAX has 3 agents: leave it out"),
+        (
+            "smax_3m",
+            {"num_agents": 5},
+            "env.num_agents=5: HeuristicEnemySMAX has 3 agents: leave it out",
+        ),
         ("spread", {"banana": 1}, "has no option 'banana': write some of .*num_landmarks"),
-        ("jaxmarl", {"id": "HeuristicEnemySMAX", "scenario": "9x"}, "env.scenario=9x: write one of 3m, "),
+        (
+            "jaxmarl",
+            {"id": "HeuristicEnemySMAX", "scenario": "9x"},
+            "env.scenario=9x: write one of 3m, ",
+        ),
         ("jaxmarl", {"id": "MPE_spread"}, "nearest: MPE_simple_spread_v3"),
     ],
 )

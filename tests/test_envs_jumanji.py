@@ -49,7 +49,9 @@ def test_foraging_is_jumanjis_own_and_its_time_limit_cuts():
         going = ~ended
         seen = jax.tree.map(lambda x, t=t: np.asarray(x[t]), steps.next_obs)
         np.testing.assert_array_equal(seen["obs"][going], given.observation.agents_view[going])
-        np.testing.assert_array_equal(seen["action_mask"][going], given.observation.action_mask[going])
+        np.testing.assert_array_equal(
+            seen["action_mask"][going], given.observation.action_mask[going]
+        )
         np.testing.assert_allclose(steps.reward[t][going], given.reward[going], rtol=1e-6)
         done = np.asarray(steps.terminated[t] | steps.truncated[t])
         np.testing.assert_array_equal(done[going], given.last()[going])
@@ -72,7 +74,9 @@ def test_a_warehouse_shares_its_reward():
     assert env.spec.shared_reward and env.spec.num_agents == 2 and env.spec.max_episode_steps == 20
     (_, first), (_, steps) = played(env, 20, 4)
     assert first["obs"].dtype == jnp.float32 and steps.reward.shape == (20, 4)
-    assert steps.truncated[19].any() and not steps.terminated[19].any()  # masks forbid most collisions
+    assert (
+        steps.truncated[19].any() and not steps.terminated[19].any()
+    )  # masks forbid most collisions
 
 
 @pytest.mark.parametrize("name", ["lbf", "rware"])
@@ -86,14 +90,46 @@ def test_a_world_is_drawn(name: str):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("jumanji", {"id": "Snake-v2"}, "env.id=Snake-v2: jumanji has no such environment; nearest: Snake-v1"),
-        ("jumanji", {"id": "Snake-v1", "banana": 1}, "has no option 'banana': write some of episode_length, num"),
-        ("jumanji", {"id": "Snake-v1", "time_limit": 9}, "no option 'time_limit': write some of episode_length, num"),
-        ("jumanji", {"id": "Snake-v1", "num_rows": "x"}, "env.num_rows=x: write a number, such as 12"),
-        ("jumanji", {"id": "Snake-v1", "num_rows": 0}, "env.num_rows=0: write a whole number of at least 1"),
-        ("jumanji", {"id": "Snake-v1", "episode_length": 0}, "env.episode_length=0: write a whole number"),
-        ("jumanji", {"id": "Snake-v1", "num_agents": 2}, "env.num_agents=2: jumanji Snake-v1 takes none: leave it out"),
-        ("lbf", {"banana": 1}, "jumanji LevelBasedForaging has no option 'banana': write some of .*grid_size"),
+        (
+            "jumanji",
+            {"id": "Snake-v2"},
+            "env.id=Snake-v2: jumanji has no such environment; nearest: Snake-v1",
+        ),
+        (
+            "jumanji",
+            {"id": "Snake-v1", "banana": 1},
+            "has no option 'banana': write some of episode_length, num",
+        ),
+        (
+            "jumanji",
+            {"id": "Snake-v1", "time_limit": 9},
+            "no option 'time_limit': write some of episode_length, num",
+        ),
+        (
+            "jumanji",
+            {"id": "Snake-v1", "num_rows": "x"},
+            "env.num_rows=x: write a number, such as 12",
+        ),
+        (
+            "jumanji",
+            {"id": "Snake-v1", "num_rows": 0},
+            "env.num_rows=0: write a whole number of at least 1",
+        ),
+        (
+            "jumanji",
+            {"id": "Snake-v1", "episode_length": 0},
+            "env.episode_length=0: write a whole number",
+        ),
+        (
+            "jumanji",
+            {"id": "Snake-v1", "num_agents": 2},
+            "env.num_agents=2: jumanji Snake-v1 takes none: leave it out",
+        ),
+        (
+            "lbf",
+            {"banana": 1},
+            "jumanji LevelBasedForaging has no option 'banana': write some of .*grid_size",
+        ),
         ("lbf", {"grid_size": 4}, "does not take these options: Grid size must be"),
         ("lbf", {"num_agents": 0}, "env.num_agents=0: write a whole number of at least 1"),
         ("lbf", {"force_coop": 1}, "env.force_coop=1: write true or false"),
@@ -106,8 +142,16 @@ def test_a_world_that_cannot_be_is_refused(name: str, options: dict, message: st
 
 
 def test_agents_learn_to_forage():
-    """Food that one agent can take alone; two random agents collect about a third of it in 25 steps."""
-    env = jf.make_env("lbf", num_envs=64, grid_size=5, num_food=1, force_coop=False, episode_length=25)
-    algo = jf.ippo(rollout_length=25, num_minibatches=4, learning_rate=2e-3, normalize_observations=True)
-    result = jf.learn(env, algo, total_steps=160_000, eval_every=160_000, eval_episodes=64, eval_beside=False)
+    """Food that one agent can take alone; two random agents collect about a third of it in 25
+    steps.
+    """
+    env = jf.make_env(
+        "lbf", num_envs=64, grid_size=5, num_food=1, force_coop=False, episode_length=25
+    )
+    algo = jf.ippo(
+        rollout_length=25, num_minibatches=4, learning_rate=2e-3, normalize_observations=True
+    )
+    result = jf.learn(
+        env, algo, total_steps=160_000, eval_every=160_000, eval_episodes=64, eval_beside=False
+    )
     assert result.summary["eval_return_mean"] > 0.8, result.summary["eval_return_mean"]

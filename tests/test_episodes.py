@@ -30,7 +30,9 @@ def check_first_episodes(totals, places, push: float = 1.0) -> None:
             wanted += 1.0 - abs(x)
         assert length == steps
         np.testing.assert_allclose(returned, wanted, rtol=1e-5)
-    assert len(set(totals.length.tolist())) > 1  # so that some environments are in a later episode at the end
+    assert (
+        len(set(totals.length.tolist())) > 1
+    )  # so that some environments are in a later episode at the end
 
 
 def test_only_the_first_episode_of_each_environment_counts():
@@ -42,7 +44,9 @@ def test_only_the_first_episode_of_each_environment_counts():
 def test_only_the_first_episode_of_each_host_environment_counts():
     env = tiny.host_line(discrete=True, num_envs=8, num_groups=1, limit=20)
     places = env.reset(5)[:, 0]
-    totals = play_on_host(lambda *given: (np.ones(8, np.int32), ()), lambda num_envs: (), env, (), 5)
+    totals = play_on_host(
+        lambda *given: (np.ones(8, np.int32), ()), lambda num_envs: (), env, (), 5
+    )
     check_first_episodes(totals, places)
 
 
@@ -50,8 +54,13 @@ def test_each_seed_is_evaluated_with_its_params_and_from_its_starts():
     def act(params, carry, obs, first, key):
         return jnp.broadcast_to(params, first.shape), carry
 
-    env, keys = tiny.host_line(discrete=True, num_envs=4, num_groups=1, limit=20), jax.random.split(jax.random.key(0))
-    evaluate = HostEvaluation(SimpleNamespace(act_arrays=act, initial_carry=lambda num_envs: ()), env, 8)
+    env, keys = (
+        tiny.host_line(discrete=True, num_envs=4, num_groups=1, limit=20),
+        jax.random.split(jax.random.key(0)),
+    )
+    evaluate = HostEvaluation(
+        SimpleNamespace(act_arrays=act, initial_carry=lambda num_envs: ()), env, 8
+    )
     totals = evaluate(jnp.array([1, 0], jnp.int32), keys)
     starts = [env.another(8).reset(host_seed(key))[:, 0] for key in keys]
     assert (starts[0] != starts[1]).all()

@@ -1,4 +1,6 @@
-"""Evaluation in a background process: the same rows as between chunks, also after the evaluator fails."""
+"""Evaluation in a background process: the same rows as between chunks, also after the evaluator
+fails.
+"""
 
 import csv
 import json
@@ -38,7 +40,15 @@ from jaxrl_fast.training.evaluator_process import EvaluatorProcess
 STEPS, EVERY = 32 * 12, 32 * 3
 LIMIT_S = 600.0
 """A test waits this long only for what never comes."""
-WORDS = ["env=probe", "env.id=value", "algo=ppo", "num_envs=4", "eval.episodes=3", "seed=5", "num_seeds=2"]
+WORDS = [
+    "env=probe",
+    "env.id=value",
+    "algo=ppo",
+    "num_envs=4",
+    "eval.episodes=3",
+    "seed=5",
+    "num_seeds=2",
+]
 
 
 def quiet(line: str) -> None:
@@ -75,7 +85,9 @@ class Evaluator:
     def __call__(self, params, fresh=False) -> EpisodeTotals:
         self.calls += 1
         self.before(self.calls)
-        sums = sum(np.asarray(x).reshape(self.num_seeds, -1).sum(axis=1) for x in jax.tree.leaves(params))
+        sums = sum(
+            np.asarray(x).reshape(self.num_seeds, -1).sum(axis=1) for x in jax.tree.leaves(params)
+        )
         lengths = np.full((self.num_seeds, 3), 7, np.int32)
         return EpisodeTotals(np.repeat(sums[:, None], 3, axis=1).astype(np.float32), lengths)
 
@@ -107,9 +119,18 @@ def test_training_goes_on_meanwhile_and_waits_where_the_next_one_is_due(tmp_path
             released.set()
         return False
 
-    result = learn(evaluator=Evaluator(hold), on_metrics=lambda row: chunks.append(row["kind"]), should_stop=release)
+    result = learn(
+        evaluator=Evaluator(hold),
+        on_metrics=lambda row: chunks.append(row["kind"]),
+        should_stop=release,
+    )
     assert chunks.index("eval") == 6
-    assert [row["env_steps"] for row in result.history if row["kind"] == "eval"] == [96, 192, 288, 384]
+    assert [row["env_steps"] for row in result.history if row["kind"] == "eval"] == [
+        96,
+        192,
+        288,
+        384,
+    ]
     assert result.summary["eval_wait_s"] > 0.0
 
 
@@ -129,14 +150,18 @@ def test_a_snapshot_that_was_not_evaluated_is_in_the_checkpoint_and_resume_makes
         learn(run_dir=tmp_path, evaluator=Evaluator(stop), should_stop=stopping.is_set)
     finally:
         release.set()
-    waiting = read_description(tmp_path / "checkpoints" / str(all_steps(tmp_path / "checkpoints")[-1])).progress
+    waiting = read_description(
+        tmp_path / "checkpoints" / str(all_steps(tmp_path / "checkpoints")[-1])
+    ).progress
     assert waiting["snapshots"][0]["env_steps"] == at * EVERY
     assert len(rows(tmp_path)) == (at - 1) * 6
     learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
     assert rows(tmp_path) == rows(undisturbed)
 
 
-def test_a_row_that_was_written_after_the_checkpoint_is_not_written_twice(tmp_path: Path, undisturbed: Path):
+def test_a_row_that_was_written_after_the_checkpoint_is_not_written_twice(
+    tmp_path: Path, undisturbed: Path
+):
     held, release = threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
@@ -149,13 +174,19 @@ def test_a_row_that_was_written_after_the_checkpoint_is_not_written_twice(tmp_pa
     finally:
         release.set()
     written = rows(undisturbed)[6:12]
-    with (tmp_path / "evals.csv").open("a") as file:  # as by a process that was killed before its next checkpoint
-        csv.writer(file).writerows([[seed, steps, "1.0", value, length] for seed, steps, value, length in written])
+    with (tmp_path / "evals.csv").open(
+        "a"
+    ) as file:  # as by a process that was killed before its next checkpoint
+        csv.writer(file).writerows(
+            [[seed, steps, "1.0", value, length] for seed, steps, value, length in written]
+        )
     learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
     assert rows(tmp_path) == rows(undisturbed)
 
 
-def test_an_evaluation_that_fails_costs_a_line_and_is_made_up_for(tmp_path: Path, undisturbed: Path):
+def test_an_evaluation_that_fails_costs_a_line_and_is_made_up_for(
+    tmp_path: Path, undisturbed: Path
+):
     told: list[str] = []
 
     learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2)), tell=told.append)
@@ -190,16 +221,29 @@ def test_a_newer_score_stays_when_an_older_one_is_made_up_for(tmp_path: Path, un
 
 
 def test_the_checkpoint_of_a_score_names_no_snapshot_that_it_lacks(tmp_path: Path):
-    """All evaluations fail. When the run is resumed, the first is repeated while the later ones wait."""
+    """All evaluations fail. When the run is resumed, the first is repeated while the later ones
+    wait.
+    """
     plan = jf.Checkpoints(every=EVERY, keep=9)
     learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(1, 2, 3, 4)), checkpoints=plan)
-    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2, 3, 4)), checkpoints=plan, resume=tmp_path)
-    facts = {steps: read_description(tmp_path / "checkpoints" / str(steps)) for steps in (EVERY, STEPS)}
+    learn(
+        run_dir=tmp_path, evaluator=Evaluator(fail_at(2, 3, 4)), checkpoints=plan, resume=tmp_path
+    )
+    facts = {
+        steps: read_description(tmp_path / "checkpoints" / str(steps)) for steps in (EVERY, STEPS)
+    }
     assert facts[EVERY].score is not None and facts[EVERY].progress["snapshots"] == []
-    assert [waiting["env_steps"] for waiting in facts[STEPS].progress["snapshots"]] == [96, 192, 288, 384]
+    assert [waiting["env_steps"] for waiting in facts[STEPS].progress["snapshots"]] == [
+        96,
+        192,
+        288,
+        384,
+    ]
 
 
-def test_a_new_policy_lies_there_when_it_is_announced_and_an_older_one_is_not_announced(tmp_path: Path):
+def test_a_new_policy_lies_there_when_it_is_announced_and_an_older_one_is_not_announced(
+    tmp_path: Path,
+):
     seen: list[bytes] = []
 
     def look() -> None:
@@ -224,7 +268,9 @@ def test_the_last_policy_is_shown_while_the_best_one_is_scored_once_more(tmp_pat
 
     def show(policy: jf.Policy) -> None:
         assert begun.wait(LIMIT_S), "the best policy is not being evaluated"
-        assert (tmp_path / "curve.png").exists() and (tmp_path / "policy" / "params.msgpack").exists()
+        assert (tmp_path / "curve.png").exists() and (
+            tmp_path / "policy" / "params.msgpack"
+        ).exists()
         shown.append(policy)
         released.set()
 
@@ -246,7 +292,12 @@ def test_of_one_seed_it_is_shown_while_it_is_evaluated(tmp_path: Path):
         shown.append(policy)
         released.set()
 
-    result = learn(run_dir=tmp_path, evaluator=Evaluator(hold_the_last, num_seeds=1), on_last_policy=show, num_seeds=1)
+    result = learn(
+        run_dir=tmp_path,
+        evaluator=Evaluator(hold_the_last, num_seeds=1),
+        on_last_policy=show,
+        num_seeds=1,
+    )
     assert shown == [result.policy] and len(rows(tmp_path)) == 3 * STEPS // EVERY
 
 
@@ -273,7 +324,11 @@ def test_a_stopped_run_does_not_wait_until_it_is_shown():
 
 def test_a_stopped_run_shows_no_last_policy():
     evaluator = Evaluator()
-    learn(evaluator=evaluator, should_stop=lambda: evaluator.calls > 0, on_last_policy=lambda policy: pytest.fail())
+    learn(
+        evaluator=evaluator,
+        should_stop=lambda: evaluator.calls > 0,
+        on_last_policy=lambda policy: pytest.fail(),
+    )
 
 
 def test_copied_params_own_their_memory():
@@ -300,7 +355,9 @@ def test_checkpoints_get_their_scores_and_the_best_is_kept(tmp_path: Path):
     class Scores(Evaluator):
         def __call__(self, params, fresh=False) -> EpisodeTotals:
             score = 7.0 if fresh else next(given)
-            return EpisodeTotals(np.float32([[score] * 3, [score - 1] * 3]), np.full((2, 3), 7, np.int32))
+            return EpisodeTotals(
+                np.float32([[score] * 3, [score - 1] * 3]), np.full((2, 3), 7, np.int32)
+            )
 
     plan = jf.Checkpoints(every=EVERY, keep=1)
     result = learn(run_dir=tmp_path, evaluator=Scores(), checkpoints=plan)
@@ -368,19 +425,25 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def wait_for_share_of_session(process: int, niceness: str) -> None:
-    """Wait until the session of ``process`` has this nice value, where Linux divides cores among sessions."""
+    """Wait until the session of ``process`` has this nice value, where Linux divides cores among
+    sessions.
+    """
     group = Path(f"/proc/{process}/autogroup")
     wait_until(lambda: not group.exists() or group.read_text().split()[-1:] == [niceness])
 
 
 def is_idle(process: int) -> bool:
     """Return whether a process has idle priority."""
-    scheduled = os.sched_getscheduler(process) == os.SCHED_IDLE if hasattr(os, "SCHED_IDLE") else True
+    scheduled = (
+        os.sched_getscheduler(process) == os.SCHED_IDLE if hasattr(os, "SCHED_IDLE") else True
+    )
     return scheduled and os.getpriority(os.PRIO_PROCESS, process) == 19
 
 
 def take_from_idle(process: int) -> None:
-    """Give a process ordinary priority where this is permitted, so that a test does not wait for an idle machine."""
+    """Give a process ordinary priority where this is permitted, so that a test does not wait for an
+    idle machine.
+    """
     for thread in Path(f"/proc/{process}/task").glob("*"):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
@@ -407,9 +470,13 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
     run = compose(WORDS)
     env, algorithm = make_envs(run), make_algorithm(run)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
-    evaluation = make_periodic_evaluation(env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval)
+    evaluation = make_periodic_evaluation(
+        env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval
+    )
     graph, _ = build_graph(env, algorithm, GraphOptions())
-    params = evaluation.copy_params(jax.jit(jax.vmap(lambda key: init(graph, key, algorithm.hyper)))(keys))
+    params = evaluation.copy_params(
+        jax.jit(jax.vmap(lambda key: init(graph, key, algorithm.hyper)))(keys)
+    )
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
     evaluator = process_for(tmp_path)
     try:
@@ -425,14 +492,22 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
         os.kill(evaluator.process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="its process ended with exit code -9"):
             evaluator.process.wait()
-            monkeypatch.setattr(evaluator.process, "poll", lambda: None)  # it dies just before the request
+            monkeypatch.setattr(
+                evaluator.process, "poll", lambda: None
+            )  # it dies just before the request
             evaluator(params)
         monkeypatch.delattr(evaluator.process, "poll")
         kept = programs_in(tmp_path / "cache")
-        again = threading.Thread(target=take_next_from_idle, args=(evaluator, evaluator.process.pid))
+        again = threading.Thread(
+            target=take_next_from_idle, args=(evaluator, evaluator.process.pid)
+        )
         again.start()
-        np.testing.assert_array_equal(evaluator(params).returns, evaluation.evaluate(params).returns)
-        assert len(kept) == 1 and programs_in(tmp_path / "cache") == kept  # the second process wrote no program
+        np.testing.assert_array_equal(
+            evaluator(params).returns, evaluation.evaluate(params).returns
+        )
+        assert (
+            len(kept) == 1 and programs_in(tmp_path / "cache") == kept
+        )  # the second process wrote no program
         assert (tmp_path / "evaluator.log").read_text() == ""
         again.join()
     finally:
@@ -447,12 +522,18 @@ def test_a_device_of_its_own_computes_and_gives_the_same_numbers(monkeypatch):
     keys = jax.random.split(jax.random.key(0), 2)
     own = jax.devices()[1]
     places, get = [], jax.device_get
-    monkeypatch.setattr(jax, "device_get", lambda tree: places.append(tree.returns.devices()) or get(tree))
+    monkeypatch.setattr(
+        jax, "device_get", lambda tree: places.append(tree.returns.devices()) or get(tree)
+    )
     agent = bind(algorithm, env.spec, 4)
     template = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
     params = jax.tree.map(lambda x: np.stack([x] * 2), template)
-    here = make_periodic_evaluation(env, algorithm, agent, keys, EvalOptions(episodes=3)).evaluate(params)
-    there = make_periodic_evaluation(env, algorithm, agent, keys, EvalOptions(episodes=3), device=own).evaluate(params)
+    here = make_periodic_evaluation(env, algorithm, agent, keys, EvalOptions(episodes=3)).evaluate(
+        params
+    )
+    there = make_periodic_evaluation(
+        env, algorithm, agent, keys, EvalOptions(episodes=3), device=own
+    ).evaluate(params)
     assert places == [{jax.devices()[0]}, {own}]
     np.testing.assert_array_equal(here.returns, there.returns)
 
@@ -464,7 +545,9 @@ def test_of_few_episodes_it_computes_by_one_thread(tmp_path: Path, monkeypatch, 
     (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))
     evaluator = EvaluatorProcess(tmp_path, "cpu", one_thread=one_thread)
     process = Path(f"/proc/{evaluator.process.pid}")
-    while b"jaxrl_fast.evaluator" not in (process / "cmdline").read_bytes():  # until then it is a copy of this process
+    while (
+        b"jaxrl_fast.evaluator" not in (process / "cmdline").read_bytes()
+    ):  # until then it is a copy of this process
         time.sleep(0.01)
     given = (process / "environ").read_bytes().split(b"\0")
     evaluator.close()
@@ -478,14 +561,18 @@ def test_it_ends_when_training_is_killed(tmp_path: Path):
         "print(EvaluatorProcess(Path(sys.argv[1]), 'cpu').process.pid, flush=True); time.sleep(600)"
     )
     (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
     wait_until(lambda: not is_alive(child))
 
 
-def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(tmp_path: Path, undisturbed: Path):
+def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(
+    tmp_path: Path, undisturbed: Path
+):
     learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(4)))
     result = learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
     assert rows(tmp_path) == rows(undisturbed)
@@ -503,7 +590,9 @@ def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(tmp_path: P
     ],
 )
 def test_a_time_limit_that_32_bits_do_not_hold_is_refused(name, options):
-    with pytest.raises(ValueError, match="0000000000: write a whole number of at least 1 that 32 bits hold"):
+    with pytest.raises(
+        ValueError, match="0000000000: write a whole number of at least 1 that 32 bits hold"
+    ):
         jf.make_env(name, num_envs=2, **options)
 
 
@@ -514,16 +603,21 @@ def test_an_evaluation_ends_where_the_time_limit_is_none_and_says_so():
     spec = jf.EnvSpec("endless", jax.ShapeDtypeStruct((1,), np.float32), jf.Discrete(2), 10**9)
     env = jf.vectorize(jf.Env(spec, lambda key, params: (jnp.zeros(1),) * 2, step), num_envs=2)
     lines: list[str] = []
-    algo = jf.ppo(rollout_length=4, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,))
+    algo = jf.ppo(
+        rollout_length=4, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
+    )
     summary = jf.learn(env, algo, total_steps=8, eval_episodes=1, tell=lines.append).summary
     assert summary["eval_return_mean"] == STEP_LIMIT
     assert (
-        lines[0] == "evaluation episodes end after 10,000 steps: the time limit of 1,000,000,000 is too long for them"
+        lines[0]
+        == "evaluation episodes end after 10,000 steps: the time limit of 1,000,000,000 is too long for them"
     )
 
 
 class Counting(gymnasium.Env):
-    """Observes [number of the episode since the last seed, step], as the seed draws the first number; ends after 7."""
+    """Observes [number of the episode since the last seed, step], as the seed draws the first
+    number; ends after 7.
+    """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -542,12 +636,22 @@ class Counting(gymnasium.Env):
 
 
 def tiny_sac(**options: Any) -> jf.Algorithm:
-    sizes = dict(policy_hidden=(4,), critic_hidden=(4,), batch_size=8, warmup_steps=16, updates_per_tick=1)
+    sizes = dict(
+        policy_hidden=(4,), critic_hidden=(4,), batch_size=8, warmup_steps=16, updates_per_tick=1
+    )
     return jf.sac(**{**sizes, "buffer_size": 512, "n_step": 3, **options})
 
 
-def shared(algorithm: jf.Algorithm, num_envs: int = 3, seeds: int = 1, pool: Any = None, **options: Any) -> jf.Result:
-    given = dict(total_steps=num_envs * 40, eval_every=num_envs * 10, eval_episodes=4, num_seeds=seeds, tell=quiet)
+def shared(
+    algorithm: jf.Algorithm, num_envs: int = 3, seeds: int = 1, pool: Any = None, **options: Any
+) -> jf.Result:
+    given = dict(
+        total_steps=num_envs * 40,
+        eval_every=num_envs * 10,
+        eval_episodes=4,
+        num_seeds=seeds,
+        tell=quiet,
+    )
     chosen = {"workers": 0} if pool is None else pool
     env = jf.make_env("custom", make=Counting, num_envs=num_envs, num_seeds=seeds, pool=chosen)
     try:
@@ -559,7 +663,9 @@ def shared(algorithm: jf.Algorithm, num_envs: int = 3, seeds: int = 1, pool: Any
 def stored(result: jf.Result, steps: int) -> Any:
     """Return the steps in the replay buffer, leaves ``[T, S, E, ...]``."""
     parts = jax.tree.leaves(result.state.private, is_leaf=lambda x: isinstance(x, RingState))
-    (ring,) = [part for part in parts if isinstance(part, RingState)]  # leaves [S, E, slots, 1, ...]
+    (ring,) = [
+        part for part in parts if isinstance(part, RingState)
+    ]  # leaves [S, E, slots, 1, ...]
     return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[:, :, :steps, 0], 2, 0), ring.data)
 
 
@@ -569,9 +675,13 @@ def test_an_evaluation_of_as_many_steps_as_training_is_noticed():
     np.testing.assert_array_equal(data.obs[..., 0], data.next_obs[..., 0])
 
 
-@pytest.mark.parametrize(("seeds", "pool"), [(1, None), (2, {"workers": 0, "num_groups": 1}), (1, {"workers": 2})])
+@pytest.mark.parametrize(
+    ("seeds", "pool"), [(1, None), (2, {"workers": 0, "num_groups": 1}), (1, {"workers": 2})]
+)
 def test_evaluation_in_the_environments_of_training_truncates_their_episodes(seeds, pool):
-    """Each stored step is followed by the next of its episode, or ends it; the truncated episodes are counted."""
+    """Each stored step is followed by the next of its episode, or ends it; the truncated episodes
+    are counted.
+    """
     result = shared(tiny_sac(rollout_length=1), 2, seeds, pool)
     data = stored(result, 40)
     done = data.terminated | data.truncated
@@ -586,10 +696,14 @@ def test_evaluation_in_the_environments_of_training_truncates_their_episodes(see
 
 
 def test_shared_evaluation_equals_evaluation_in_separate_environments():
-    """With as many environments as episodes; in fewer, the first episodes of several resets are played."""
+    """With as many environments as episodes; in fewer, the first episodes of several resets are
+    played.
+    """
 
     def returns(num_envs: int, groups: int, episodes: int, share: bool) -> np.ndarray:
-        env = jf.make_env("custom", make=Counting, num_envs=num_envs, pool={"workers": 0, "num_groups": groups})
+        env = jf.make_env(
+            "custom", make=Counting, num_envs=num_envs, pool={"workers": 0, "num_groups": groups}
+        )
         agent = bind(tiny_sac(normalize_observations=False), env.spec, num_envs)
         zeros = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
         policy = make_policy(env.spec, agent.acting, zeros, {})
@@ -613,11 +727,16 @@ def test_resuming_at_a_shared_evaluation_is_exact(tmp_path):
     saved = {"checkpoints": jf.Checkpoints(every=20, keep=9)}
     whole = shared(tiny_sac(), 2, run_dir=tmp_path / "whole", **saved)
     rows: list[int] = []
-    given = {"on_metrics": lambda row: rows.append(row["env_steps"]), "should_stop": lambda: 40 in rows}
+    given = {
+        "on_metrics": lambda row: rows.append(row["env_steps"]),
+        "should_stop": lambda: 40 in rows,
+    }
     stopped = shared(tiny_sac(), 2, run_dir=tmp_path / "part", **saved, **given)
     assert stopped.summary["env_steps"] == 40
     resumed = shared(tiny_sac(), 2, run_dir=tmp_path / "part", resume=tmp_path / "part", **saved)
-    for one, other in zip(jax.tree.leaves(whole.state.channels), jax.tree.leaves(resumed.state.channels), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(whole.state.channels), jax.tree.leaves(resumed.state.channels), strict=True
+    ):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     assert resumed.summary["truncated_episodes"] == whole.summary["truncated_episodes"]
     assert resumed.summary["eval_return_mean"] == whole.summary["eval_return_mean"]
@@ -635,9 +754,20 @@ def test_command_and_library_refuse_the_same_sharing(tmp_path, commands):
     lines = []
     for options, pool, _ in REFUSED:
         words = ["env=pendulum"] if pool is None else ["env=gymnasium", "env.id=Pendulum-v1"]
-        words += [f"eval.{name}=true" for name in options] + [f"pool.{name}={x}" for name, x in (pool or {}).items()]
+        words += [f"eval.{name}=true" for name in options] + [
+            f"pool.{name}={x}" for name, x in (pool or {}).items()
+        ]
         lines.append(["train", *words, "algo=sac", "eval.share=true", "num_envs=2"])
-    lines.append(["train", "env=gymnasium", "env.id=Pendulum-v1", "algo=sac", "eval.share=true", "eval.picture=true"])
+    lines.append(
+        [
+            "train",
+            "env=gymnasium",
+            "env.id=Pendulum-v1",
+            "algo=sac",
+            "eval.share=true",
+            "eval.picture=true",
+        ]
+    )
     *ended, picture = commands.run_all(tmp_path, lines)
     assert "eval.picture=true needs" in refusal(picture)
     for (options, pool, said), answer in zip(REFUSED, ended, strict=True):
@@ -645,7 +775,13 @@ def test_command_and_library_refuse_the_same_sharing(tmp_path, commands):
         chosen = {"pool": {"workers": 0, **pool}, "make": Counting} if pool is not None else {}
         env = jf.make_env("pendulum" if pool is None else "custom", num_envs=2, **chosen)
         with pytest.raises(ValueError, match=said):
-            jf.learn(env, tiny_sac(), total_steps=20, eval_share=True, **{f"eval_{k}": v for k, v in options.items()})
+            jf.learn(
+                env,
+                tiny_sac(),
+                total_steps=20,
+                eval_share=True,
+                **{f"eval_{k}": v for k, v in options.items()},
+            )
         if pool is not None:
             env.close()
 
@@ -663,7 +799,10 @@ def test_several_agents_and_frame_stacks_share(kind):
         rollout_length=5, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
     )
     if kind == "agents":
-        env, algorithm = jf.make_env("custom", make=Leaving, num_envs=2, pool={"workers": 0}), jf.ippo(**small)
+        env, algorithm = (
+            jf.make_env("custom", make=Leaving, num_envs=2, pool={"workers": 0}),
+            jf.ippo(**small),
+        )
     else:
         env = jf.make_env("custom", make=Picture, num_envs=2, frame_stack=3, pool={"workers": 0})
         algorithm = jf.ppo(**small, cnn="small")
@@ -671,8 +810,15 @@ def test_several_agents_and_frame_stacks_share(kind):
     separate = jf.learn(env, algorithm, **given, eval_beside=False)
     together = jf.learn(env, algorithm, **given, eval_share=True)
     env.close()
-    first = [next(row for row in result.history if row["kind"] == "eval") for result in (separate, together)]
-    assert first[0]["eval_length_mean"] == first[1]["eval_length_mean"] == (4 if kind == "agents" else 6)
+    first = [
+        next(row for row in result.history if row["kind"] == "eval")
+        for result in (separate, together)
+    ]
+    assert (
+        first[0]["eval_length_mean"]
+        == first[1]["eval_length_mean"]
+        == (4 if kind == "agents" else 6)
+    )
     assert together.summary["eval_episodes"] == 3 and together.summary["truncated_episodes"] == 4
 
 
@@ -733,8 +879,21 @@ def make():
 def test_a_signal_ends_a_shared_evaluation_at_its_next_step(tmp_path):
     """It would take 10,000 steps, 500 seconds."""
     (tmp_path / "slow_env.py").write_text(SLOW)
-    words = ["env=custom", "env.make=slow_env.make", "algo=ppo", "num_envs=1", "eval.share=true", "run_dir=run"]
-    words += ["algo.rollout_length=8", "algo.num_minibatches=1", "total_steps=64", "eval.every=8", "eval.episodes=1"]
+    words = [
+        "env=custom",
+        "env.make=slow_env.make",
+        "algo=ppo",
+        "num_envs=1",
+        "eval.share=true",
+        "run_dir=run",
+    ]
+    words += [
+        "algo.rollout_length=8",
+        "algo.num_minibatches=1",
+        "total_steps=64",
+        "eval.every=8",
+        "eval.episodes=1",
+    ]
     process = begin(tmp_path, "train", *words)
     wait_for(tmp_path / "evaluating")
     process.send_signal(signal.SIGINT)
@@ -747,26 +906,38 @@ def test_a_signal_ends_a_shared_evaluation_at_its_next_step(tmp_path):
     status, out, err = finish(begin(tmp_path, "train", "resume=run"))
     assert status == 0, err
     steps = (tmp_path / "steps").read_text()
-    assert steps.startswith(f"t{'e' * 50}{'t' * 8}e"), "after a check, the waiting evaluation, then training"
+    assert steps.startswith(f"t{'e' * 50}{'t' * 8}e"), (
+        "after a check, the waiting evaluation, then training"
+    )
 
 
 def test_sampled_evaluations_draw_from_the_policy_and_greedy_ones_do_not(tmp_path):
     env, seen = line(discrete=True, num_envs=4), {}
     for sample in (False, True):
-        sizes = dict(rollout_length=4, num_minibatches=2, num_epochs=1, policy_hidden=(4,), value_hidden=(4,))
+        sizes = dict(
+            rollout_length=4, num_minibatches=2, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
+        )
         options = dict(total_steps=32, eval_episodes=64, eval_beside=False, tell=lambda text: None)
         result = jf.learn(env, jf.ppo(learning_rate=0.0, **sizes), eval_sample=sample, **options)
         seen[sample] = result.summary
         again = jf.learn(env, jf.ppo(learning_rate=0.0, **sizes), eval_sample=sample, **options)
         assert again.summary["eval_return_mean"] == result.summary["eval_return_mean"]
-    assert seen[True]["eval_return_std"] > seen[False]["eval_return_std"]  # the greedy policy always does the same
+    assert (
+        seen[True]["eval_return_std"] > seen[False]["eval_return_std"]
+    )  # the greedy policy always does the same
     with pytest.raises(ValueError, match="algo=dqn has no distribution to sample actions from"):
         jf.learn(env, jf.dqn(epsilon=0.1), total_steps=32, eval_sample=True)
 
 
 def test_a_sampled_policy_has_the_shares_of_its_distribution():
     env = line(discrete=True, num_envs=4)
-    result = jf.learn(env, jf.ppo(rollout_length=4, num_minibatches=2), total_steps=64, eval_episodes=2, tell=print)
+    result = jf.learn(
+        env,
+        jf.ppo(rollout_length=4, num_minibatches=2),
+        total_steps=64,
+        eval_episodes=2,
+        tell=print,
+    )
     policy = with_sampled_actions(result.policy)
     obs = jnp.zeros((2000, 2))
     first, carry = jnp.ones(2000, bool), policy.initial_carry(2000)

@@ -16,7 +16,10 @@ SHORT: dict[str, tuple[dict[str, Any], str]] = {
     "train_step": (dict(num_envs=4, ticks=2, rollout_length=16), "128 steps"),
     "own_world": (dict(total_steps=64, num_envs=2, episodes=2), "down at"),
     "own_algorithm": (dict(total_steps=1024, num_envs=2), "greedy return of each seed"),
-    "seeds_and_rates": (dict(num_seeds=2, num_rates=2, ticks=4, num_envs=2), "4 trainings, 2,048 steps"),
+    "seeds_and_rates": (
+        dict(num_seeds=2, num_rates=2, ticks=4, num_envs=2),
+        "4 trainings, 2,048 steps",
+    ),
     "gymnasium_env": (dict(total_steps=128, num_envs=2), "°C"),
     "export_and_play": (dict(total_steps=8), "return in Gymnasium, by ONNX"),
 }
@@ -24,7 +27,9 @@ SHORT: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_an_example_runs_and_prints(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_an_example_runs_and_prints(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
     example = importlib.util.module_from_spec(spec)

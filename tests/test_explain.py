@@ -1,4 +1,6 @@
-"""Explain: the figures match the layouts and the compiled programs, and elements of the picture do not overlap."""
+"""Explain: the figures match the layouts and the compiled programs, and elements of the picture do
+not overlap.
+"""
 
 import json
 import re
@@ -26,7 +28,14 @@ from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.placements import Group, Placement, data_parallel, fused
 from jaxrl_fast.training.records import write_status
 from jaxrl_fast.views import description as inspection
-from jaxrl_fast.views.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
+from jaxrl_fast.views.description import (
+    ChannelFacts,
+    Description,
+    FragmentFacts,
+    GroupFacts,
+    bytes_moved,
+    plain,
+)
 from jaxrl_fast.views.graph_picture import BOXES, DARK, draw_run, text_width, to_mermaid, to_svg
 from jaxrl_fast.views.hlo import find_collectives, loop_runs
 
@@ -42,8 +51,8 @@ def apart(graph, devices) -> Placement:
 
 
 def toy_graph() -> Graph:
-    """Build a data-parallel graph: rows sharded over devices, and a learner of ``UPDATES`` steps on their
-    mean; it compiles quickly.
+    """Build a data-parallel graph: rows sharded over devices, and a learner of ``UPDATES`` steps on
+    their mean; it compiles quickly.
     """
 
     def sample(private, inputs, hyper, key):
@@ -86,7 +95,9 @@ def toy_graph() -> Graph:
 
 
 def cycle_graph() -> Graph:
-    """Build a worker and a server that alternate three times a tick; the server's message is one round old."""
+    """Build a worker and a server that alternate three times a tick; the server's message is one
+    round old.
+    """
 
     def work(private, inputs, hyper, key):
         return private, {"gradient": inputs["weights"] * hyper}, {}
@@ -94,9 +105,17 @@ def cycle_graph() -> Graph:
     def serve(private, inputs, hyper, key):
         return private - inputs["gradient"], {"weights": private - inputs["gradient"]}, {}
 
-    worker = Fragment("worker", lambda key: jnp.zeros(()), work, ("weights",), ("gradient",), rounds=3)
+    worker = Fragment(
+        "worker", lambda key: jnp.zeros(()), work, ("weights",), ("gradient",), rounds=3
+    )
     server = Fragment(
-        "server", lambda key: jnp.ones(5), serve, ("gradient",), ("weights",), lambda w: {"weights": w}, rounds=3
+        "server",
+        lambda key: jnp.ones(5),
+        serve,
+        ("gradient",),
+        ("weights",),
+        lambda w: {"weights": w},
+        rounds=3,
     )
     return Graph((worker, server), {("worker", "weights"): 1})
 
@@ -110,7 +129,11 @@ def looked_at(placement, make=toy_graph) -> tuple:
     run = program.ready(KEYS, HYPER)[1]
     state = jax.eval_shape(program.init, KEYS, HYPER)
     shapes = inspection.trace_shapes(graph, state, {})
-    return inspection.describe(graph, placed, state, shapes=shapes, run=run, ticks_per_chunk=TICKS), run, state
+    return (
+        inspection.describe(graph, placed, state, shapes=shapes, run=run, ticks_per_chunk=TICKS),
+        run,
+        state,
+    )
 
 
 @st.composite
@@ -124,10 +147,18 @@ def descriptions(draw) -> Description:
         for j in range(draw(st.integers(0, 2))):
             later = names[i + 1 :]
             ages = [(0, later), (1, names)] if later else [(1, names)]
-            for age, readers in draw(st.lists(st.sampled_from(ages), max_size=2, unique_by=lambda a: a[0])):
-                some = tuple(draw(st.lists(st.sampled_from(readers), min_size=1, max_size=3, unique=True)))
+            for age, readers in draw(
+                st.lists(st.sampled_from(ages), max_size=2, unique_by=lambda a: a[0])
+            ):
+                some = tuple(
+                    draw(st.lists(st.sampled_from(readers), min_size=1, max_size=3, unique=True))
+                )
                 size = draw(st.none() | st.integers(0, 10**10))
-                channels.append(ChannelFacts(f"channel_{i}_{j}", writer, some, age, False, None, size, size, None))
+                channels.append(
+                    ChannelFacts(
+                        f"channel_{i}_{j}", writer, some, age, False, None, size, size, None
+                    )
+                )
     facts = tuple(
         FragmentFacts(
             name,
@@ -147,7 +178,9 @@ def descriptions(draw) -> Description:
     )
     groups = tuple(
         GroupFacts(
-            tuple(n for n, g in zip(names, group, strict=True) if g == number), ("cpu:0", f"cpu:{number + 1}"), 1
+            tuple(n for n, g in zip(names, group, strict=True) if g == number),
+            ("cpu:0", f"cpu:{number + 1}"),
+            1,
         )
         for number in used
     )
@@ -171,7 +204,10 @@ def texts(svg: str) -> dict[tuple[float, float, float, float], str]:
 
 def shapes(svg: str, kind: str, *names: str) -> list[tuple[float, ...]]:
     """Return the numbers of all elements of a kind."""
-    return [tuple(float(e.get(name, "")) for name in names) for e in ElementTree.fromstring(svg).iter(f"{SVG}{kind}")]
+    return [
+        tuple(float(e.get(name, "")) for name in names)
+        for e in ElementTree.fromstring(svg).iter(f"{SVG}{kind}")
+    ]
 
 
 @given(descriptions())
@@ -182,20 +218,32 @@ def test_in_the_picture_no_text_meets_another_or_the_edge_of_a_box(description: 
     for a, b in combinations(words, 2):
         assert not meet(a, b), (words[a], words[b])
     ground, *frames = shapes(svg, "rect", "x", "y", "width", "height")
-    assert all(x >= 0 and y >= 0 and right <= ground[2] and low <= ground[3] for x, y, right, low in words)
+    assert all(
+        x >= 0 and y >= 0 and right <= ground[2] and low <= ground[3] for x, y, right, low in words
+    )
     names = {fragment.name: fragment for fragment in description.fragments}
     for place, word in words.items():
-        around = [(x, y, x + w, y + h) for x, y, w, h in frames if meet(place, (x, y, x + w, y + h))]
+        around = [
+            (x, y, x + w, y + h) for x, y, w, h in frames if meet(place, (x, y, x + w, y + h))
+        ]
         if word in names:
             outer, inner = around
-            assert inner[0] <= place[0] and place[2] <= inner[2] and outer[0] <= inner[0] and inner[2] <= outer[2]
+            assert (
+                inner[0] <= place[0]
+                and place[2] <= inner[2]
+                and outer[0] <= inner[0]
+                and inner[2] <= outer[2]
+            )
 
 
 @given(descriptions())
 @settings(max_examples=20)
 def test_every_color_of_the_picture_has_another_on_dark_pages(description: Description):
     elements = list(ElementTree.fromstring(to_svg(description, "a title")).iter())
-    used = {element.get(name) for element in elements for name in ("fill", "stroke")} - {None, "none"}
+    used = {element.get(name) for element in elements for name in ("fill", "stroke")} - {
+        None,
+        "none",
+    }
     assert used <= set(DARK) and not used & set(DARK.values())
 
 
@@ -204,7 +252,9 @@ def test_every_color_of_the_picture_has_another_on_dark_pages(description: Descr
 def test_every_channel_goes_from_its_writer_to_each_reader(description: Description):
     svg = to_svg(description, "a title")
     places = texts(svg)
-    boxes = [(x, x + w) for x, y, w, _ in shapes(svg, "rect", "x", "y", "width", "height") if y == BOXES]
+    boxes = [
+        (x, x + w) for x, y, w, _ in shapes(svg, "rect", "x", "y", "width", "height") if y == BOXES
+    ]
     column = {}
     for place, word in places.items():
         if word in {fragment.name for fragment in description.fragments}:
@@ -213,13 +263,21 @@ def test_every_channel_goes_from_its_writer_to_each_reader(description: Descript
     found = []
     for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
         (dot,) = group.iter(f"{SVG}circle")
-        tips = [float(arrow.get("points", "").partition(",")[0]) for arrow in group.iter(f"{SVG}polygon")]
+        tips = [
+            float(arrow.get("points", "").partition(",")[0])
+            for arrow in group.iter(f"{SVG}polygon")
+        ]
         dashed = any(path.get("stroke-dasharray") for path in group.iter(f"{SVG}path"))
-        found.append((next(group.iter(f"{SVG}text")).text, round(float(dot.get("cx", "")), 2), tips, dashed))
+        found.append(
+            (next(group.iter(f"{SVG}text")).text, round(float(dot.get("cx", "")), 2), tips, dashed)
+        )
     wanted = [
-        (c.name, column[c.writer], [column[reader] for reader in c.readers], bool(c.age)) for c in description.channels
+        (c.name, column[c.writer], [column[reader] for reader in c.readers], bool(c.age))
+        for c in description.channels
     ]
-    for (name, writer, tips, dashed), (its_name, its_writer, its_readers, old) in zip(found, wanted, strict=True):
+    for (name, writer, tips, dashed), (its_name, its_writer, its_readers, old) in zip(
+        found, wanted, strict=True
+    ):
         assert (name, dashed) == (its_name, old)
         np.testing.assert_allclose([writer, *tips], [its_writer, *its_readers], atol=0.02)
 
@@ -228,19 +286,31 @@ def test_texts_are_not_wider_than_they_are_taken_for():
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    for text in ("learn_critic", "WWW mmm @%", "1.44 kB, age 1", "8 logical shards over 4 devices", "cpu:0 to cpu:11"):
+    for text in (
+        "learn_critic",
+        "WWW mmm @%",
+        "1.44 kB, age 1",
+        "8 logical shards over 4 devices",
+        "cpu:0 to cpu:11",
+    ):
         for bold in (False, True):
             face = FontProperties(family="DejaVu Sans", weight="semibold" if bold else "normal")
-            assert TextPath((0, 0), text, size=12, prop=face).get_extents().width <= text_width(text, 12, bold=bold)
+            assert TextPath((0, 0), text, size=12, prop=face).get_extents().width <= text_width(
+                text, 12, bold=bold
+            )
 
 
 def test_mermaid_has_every_fragment_in_its_group_and_every_edge():
     description = looked_at(apart)[0]
     text = to_mermaid(description, "a title")
-    assert re.findall(r'subgraph group\d\["(.*)"\]', text) == [g.devices[0] for g in description.groups]
+    assert re.findall(r'subgraph group\d\["(.*)"\]', text) == [
+        g.devices[0] for g in description.groups
+    ]
     edges = re.findall(r"(f_\w+) (-->|-\.->)\|\"(\w+)[^|]*\| (f_\w+)", text)
     wanted = [
-        (f"f_{c.writer}", "-.->" if c.age else "-->", c.name, f"f_{r}") for c in description.channels for r in c.readers
+        (f"f_{c.writer}", "-.->" if c.age else "-->", c.name, f"f_{r}")
+        for c in description.channels
+        for r in c.readers
     ]
     assert edges == wanted and len(edges) == 4
 
@@ -251,7 +321,9 @@ def test_sizes_are_those_of_the_arrays_that_were_compiled():
     compiled = inspection.run_shapes(run)
     assert set(compiled) == {"rows", "scale", "weights"}
     for name, value in {**compiled, **state.channels}.items():
-        assert sizes[name] == sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in jax.tree.leaves(value))
+        assert sizes[name] == sum(
+            x.dtype.itemsize * int(np.prod(x.shape)) for x in jax.tree.leaves(value)
+        )
     assert sizes["rows"] == 8 * 6 * (4 + 1) and sizes["unread"] == 24
     assert {c.name: (c.readers, c.age) for c in description.channels} == {
         "rows": (("scale", "learn"), 0),
@@ -319,7 +391,9 @@ def test_loops_of_a_program_are_multiplied_out_and_unknown_ones_are_said_to_be_u
     def local(x, n):
         inner = lambda c, _: (jax.lax.psum(c, "x") * 0.5, None)  # noqa: E731
         x, _ = jax.lax.scan(lambda c, _: jax.lax.scan(inner, c, length=5), x, length=7)
-        return jax.lax.fori_loop(0, n, lambda _, c: c & jax.lax.ppermute(c, "x", [(0, 1), (1, 0)]), x > 0)
+        return jax.lax.fori_loop(
+            0, n, lambda _, c: c & jax.lax.ppermute(c, "x", [(0, 1), (1, 0)]), x > 0
+        )
 
     specs = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
     mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
@@ -332,13 +406,33 @@ def test_loops_of_a_program_are_multiplied_out_and_unknown_ones_are_said_to_be_u
 def test_a_description_is_json_and_a_run_is_drawn_without_its_programs(tmp_path: Path):
     graph, (description, run, state) = toy_graph(), looked_at(data_parallel)
     told: list[str] = []
-    draw_run(tmp_path / "graph.svg", "toy", graph, fused(graph, jax.devices()), state, run, 1, told.append)
+    draw_run(
+        tmp_path / "graph.svg",
+        "toy",
+        graph,
+        fused(graph, jax.devices()),
+        state,
+        run,
+        1,
+        told.append,
+    )
     svg = (tmp_path / "graph.svg").read_text()
-    assert {"sample", "learn", "rows", "weights", "24 B, age 1", "cpu:0", "from tick 1"} <= set(texts(svg).values())
+    assert {"sample", "learn", "rows", "weights", "24 B, age 1", "cpu:0", "from tick 1"} <= set(
+        texts(svg).values()
+    )
     assert svg.count("stroke-dasharray") == 2
     divided = set(texts(to_svg(description, "toy")).values())
     assert {"cpu:0, cpu:1", "8 rows over 2 devices", "the same on 2 devices"} <= divided
-    draw_run(tmp_path / "no" / "graph.svg", "toy", graph, fused(graph, jax.devices()), state, run, 1, told.append)
+    draw_run(
+        tmp_path / "no" / "graph.svg",
+        "toy",
+        graph,
+        fused(graph, jax.devices()),
+        state,
+        run,
+        1,
+        told.append,
+    )
     assert told == ["no graph.svg (No such file or directory)"]
     again = json.loads(json.dumps(plain(description), allow_nan=False))
     assert [f["name"] for f in again["fragments"]] == ["sample", "scale", "learn"]
@@ -351,11 +445,14 @@ def test_only_files_of_our_own_are_replaced(tmp_path: Path):
     explain.open_folder(tmp_path / "not" / "yet")
     (tmp_path / "graph.json").write_text("{}")
     with pytest.raises(
-        ValueError, match=r"graph\.json was not written by this command: move it, or write another out="
+        ValueError,
+        match=r"graph\.json was not written by this command: move it, or write another out=",
     ):
         explain.open_folder(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot write to out=.* \(Not a directory\): write another folder"):
+    with pytest.raises(
+        ValueError, match=r"cannot write to out=.* \(Not a directory\): write another folder"
+    ):
         explain.open_folder(tmp_path / "file" / "below")
 
 
@@ -378,7 +475,10 @@ def test_bad_input_ends_in_one_line_and_status_2(words, message, capsys):
 def test_a_cycle_is_told_by_the_round():
     description = looked_at(apart, cycle_graph)[0]
     assert [program.calls for program in description.programs] == [3, 3]
-    facts = {c.name: (c.age, c.per_round, c.size_bytes, c.tick_bytes, c.crossing_bytes) for c in description.channels}
+    facts = {
+        c.name: (c.age, c.per_round, c.size_bytes, c.tick_bytes, c.crossing_bytes)
+        for c in description.channels
+    }
     assert facts == {"gradient": (0, True, 20, 60, 60), "weights": (1, True, 20, 60, 60)}
     assert {"20 B a round", "20 B a round, one round old", "3 rounds a tick"} <= set(
         texts(to_svg(description, "")).values()
@@ -393,7 +493,11 @@ def test_help_names_the_keys(capsys):
 def settings_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     """Return the table of ``explain settings`` by key: value and origin."""
     assert explain.main(["settings", *words]) == 0
-    lines = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    lines = [
+        re.split(r"  +", line.strip())
+        for line in capsys.readouterr().out.splitlines()
+        if line.strip()
+    ]
     assert lines[0] == ["key", "value", "set by"]
     return {key: (value, origin) for key, value, origin in lines[1:]}
 
@@ -424,7 +528,9 @@ def test_settings_are_a_table_of_what_was_set_by_whom(
     assert found["tuned"] == ("false", "no file for env and algo")
 
 
-def test_settings_of_a_host_environment_and_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_settings_of_a_host_environment_and_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     words = ["env=gymnasium", "env.id=CartPole-v1", "num_envs=3", "+env.render_mode=rgb_array"]
     found = settings_of(words, capsys)
     assert found["algo"] == ("ppo", "chosen for discrete actions")
@@ -434,7 +540,10 @@ def test_settings_of_a_host_environment_and_of_a_folder(tmp_path: Path, capsys: 
     (tmp_path / "config.yaml").write_text(to_yaml(run))
     write_status(tmp_path, {"sources": run.sources, "chosen": "measured here"})
     found = settings_of([str(tmp_path)], capsys)
-    assert found["seed"] == ("7", "command line") and found["algo"] == ("ppo", "chosen for discrete actions")
+    assert found["seed"] == ("7", "command line") and found["algo"] == (
+        "ppo",
+        "chosen for discrete actions",
+    )
     assert found["placement"] == ("auto", "measured here")
 
 
@@ -456,7 +565,9 @@ assert explain.main(["settings", "env=halfcheetah"]) == 0 and not jax_has_starte
         (["env=nope"], "env=nope is unknown"),
     ],
 )
-def test_wrong_words_of_settings_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+def test_wrong_words_of_settings_are_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
     assert explain.main(["settings", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
@@ -493,13 +604,30 @@ def test_the_command_prints_and_writes_what_would_run(tmp_path: Path):
         "out=here",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_fast.explain", *words], cwd=tmp_path, capture_output=True, text=True, timeout=900
+        [sys.executable, "-m", "jaxrl_fast.explain", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    for wanted in ("sample", "rollout", "4 environments over 2 devices", "all-reduce", "compiled in", "FLOPs"):
+    for wanted in (
+        "sample",
+        "rollout",
+        "4 environments over 2 devices",
+        "all-reduce",
+        "compiled in",
+        "FLOPs",
+    ):
         assert wanted in done.stdout
-    assert done.stdout.splitlines()[-1] == "written: here/graph.svg, here/graph.mmd, here/graph.json"
-    assert {path.name for path in (tmp_path / "here").iterdir()} == {"graph.svg", "graph.mmd", "graph.json"}
+    assert (
+        done.stdout.splitlines()[-1] == "written: here/graph.svg, here/graph.mmd, here/graph.json"
+    )
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {
+        "graph.svg",
+        "graph.mmd",
+        "graph.json",
+    }
     figures = json.loads((tmp_path / "here" / "graph.json").read_text())
     assert figures["run"]["placement"] == "data_parallel" and figures["run"]["compile_s"] > 0
     ElementTree.fromstring((tmp_path / "here" / "graph.svg").read_text())
@@ -507,7 +635,9 @@ def test_the_command_prints_and_writes_what_would_run(tmp_path: Path):
 
 @pytest.mark.parametrize("overlap", ["none", "actor_critic"])
 def test_the_shapes_of_channels_that_nobody_reads_are_found_too(overlap):
-    algorithm = sac(batch_size=8, buffer_size=64, warmup_steps=8, policy_hidden=(4,), critic_hidden=(4,))
+    algorithm = sac(
+        batch_size=8, buffer_size=64, warmup_steps=8, policy_hidden=(4,), critic_hidden=(4,)
+    )
     graph, _ = build_graph(tiny.line(discrete=False), algorithm, GraphOptions(overlap))
     state = jax.eval_shape(lambda key: init_graph(graph, key, algorithm.hyper), jax.random.key(0))
     shapes = inspection.trace_shapes(graph, state, {})

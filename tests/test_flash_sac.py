@@ -1,4 +1,6 @@
-"""FlashSAC's updates against slow NumPy references: its weight constraint, its noise, its reward normalization."""
+"""FlashSAC's updates against slow NumPy references: its weight constraint, its noise, its reward
+normalization.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +26,16 @@ LOW, HIGH = (float(bound[0]) for bound in (SPEC.action.low, SPEC.action.high))
 
 
 def small_flash_sac(**options):
-    sizes = dict(policy_hidden=(2,), critic_hidden=(3, 3), batch_size=8, buffer_size=64, updates_per_tick=1)
-    rates = dict(learning_rate=0.01, temperature_learning_rate=0.02, discount=GAMMA, tau=0.1, max_grad_norm=0.2)
+    sizes = dict(
+        policy_hidden=(2,), critic_hidden=(3, 3), batch_size=8, buffer_size=64, updates_per_tick=1
+    )
+    rates = dict(
+        learning_rate=0.01,
+        temperature_learning_rate=0.02,
+        discount=GAMMA,
+        tau=0.1,
+        max_grad_norm=0.2,
+    )
     values = dict(num_atoms=NUM_ATOMS, max_return=2.0, initial_temperature=0.3, warmup_steps=0)
     return jf.flash_sac(**sizes | rates | values | options)
 
@@ -43,7 +53,9 @@ def numbers(tree):
 
 
 def residual(params: dict, x: np.ndarray, *, learning: bool) -> tuple[np.ndarray, dict]:
-    """Compute the torso of arXiv 2604.04539 on ``[N, F]``, and the means and variances of its batch norms."""
+    """Compute the torso of arXiv 2604.04539 on ``[N, F]``, and the means and variances of its batch
+    norms.
+    """
     layers, seen = params["params"], {}
 
     def normalized(i: int, x: np.ndarray) -> np.ndarray:
@@ -94,7 +106,9 @@ def made():
     states = {}
     for i, (name, part) in enumerate(parts.items()):
         state = jax.jit(lambda key, part=part: init_part(part, key, hyper))(jax.random.key(i))
-        moved = jax.tree.map(lambda x: x + 0.2 * RNG.random(x.shape).astype(np.float32), state.learned)
+        moved = jax.tree.map(
+            lambda x: x + 0.2 * RNG.random(x.shape).astype(np.float32), state.learned
+        )
         states[name] = state._replace(learned=moved)
     return parts, hyper, states
 
@@ -103,12 +117,20 @@ def check_step(before, after, grads, adam, seen) -> None:
     """Apply Adam's step and then the constraint; running statistics change by a hundredth."""
     leaves = [np.float64(x) for x in jax.tree.leaves(trainable(before))]
     stepped = jax.tree.unflatten(jax.tree.structure(trainable(before)), adam.step(leaves, grads))
-    for got, want in zip(jax.tree.leaves(trainable(after)), jax.tree.leaves(hold_by_hand(stepped)), strict=True):
+    for got, want in zip(
+        jax.tree.leaves(trainable(after)), jax.tree.leaves(hold_by_hand(stepped)), strict=True
+    ):
         np.testing.assert_allclose(got, want, atol=2e-4)
-    networks = zip(before, after, seen, strict=True) if isinstance(before, tuple) else [(before, after, seen)]
+    networks = (
+        zip(before, after, seen, strict=True)
+        if isinstance(before, tuple)
+        else [(before, after, seen)]
+    )
     for old, new, own in networks:
         wanted = jax.tree.map(lambda x, y: 0.99 * x + 0.01 * y, numbers(old["batch_stats"]), own)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), new["batch_stats"], wanted)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), new["batch_stats"], wanted
+        )
 
 
 def hold_by_hand(params):
@@ -117,10 +139,15 @@ def hold_by_hand(params):
     layers = {}
     for name, layer in params["params"].items():
         if "kernel" in layer:
-            layers[name] = {**layer, "kernel": layer["kernel"] / np.linalg.norm(layer["kernel"], axis=0)}
+            layers[name] = {
+                **layer,
+                "kernel": layer["kernel"] / np.linalg.norm(layer["kernel"], axis=0),
+            }
         else:
             size = np.sqrt(sum((x**2).sum() for x in layer.values()))
-            layers[name] = {key: x * np.sqrt(layer["scale"].size) / size for key, x in layer.items()}
+            layers[name] = {
+                key: x * np.sqrt(layer["scale"].size) / size for key, x in layer.items()
+            }
     return {"params": layers}
 
 
@@ -128,29 +155,41 @@ def with_weights(params, leaves):
     """Return the network with other weights and the same statistics."""
     weights = jax.tree.unflatten(jax.tree.structure(trainable(params)), leaves)
     if isinstance(params, tuple):
-        return tuple({**own, "batch_stats": p["batch_stats"]} for own, p in zip(weights, params, strict=True))
+        return tuple(
+            {**own, "batch_stats": p["batch_stats"]} for own, p in zip(weights, params, strict=True)
+        )
     return {**weights, "batch_stats": params["batch_stats"]}
 
 
 def test_a_critic_update_equals_numpy():
-    """Steps and next observations form one batch; the target is the distribution of the lower target critic, with an
-    entropy cost.
+    """Steps and next observations form one batch; the target is the distribution of the lower
+    target critic, with an entropy cost.
     """
     parts, hyper, states = made()
     state, actor, data, key = states["critic"], states["actor"].learned, batch(), jax.random.key(5)
-    got, metrics, _ = jax.jit(lambda state: update(parts["critic"], state, {"actor": actor}, data, key, hyper))(state)
-    params, temperature = numbers(state.learned.params["q"]), np.exp(float(actor.params["temperature"]))
+    got, metrics, _ = jax.jit(
+        lambda state: update(parts["critic"], state, {"actor": actor}, data, key, hyper)
+    )(state)
+    params, temperature = (
+        numbers(state.learned.params["q"]),
+        np.exp(float(actor.params["temperature"])),
+    )
     mean, scale, _ = policy(numbers(actor.params["policy"]), data.next_obs[0], learning=False)
     raw = mean + scale * np.float64(jax.random.normal(key, (1, B, 1)))[0]
     price = temperature * references.tanh_normal_log_prob(mean, scale, raw)
     obs = np.concatenate([data.obs[0], data.next_obs[0]])
     unit = np.concatenate([(np.float64(data.action[0]) - LOW) / (HIGH - LOW) * 2 - 1, np.tanh(raw)])
-    following = probabilities(critics(numbers(state.learned.target["q"]), obs, unit, learning=True)[0])[:, B:]
+    following = probabilities(
+        critics(numbers(state.learned.target["q"]), obs, unit, learning=True)[0]
+    )[:, B:]
     lower = (following @ ATOMS).argmin(0)
     assert set(lower) == {0, 1}
     reward, bootstrap = np.float64(data.reward[0]), np.float64(data.bootstrap[0])
     target = np.stack(
-        [projected(reward[i] + bootstrap[i] * (ATOMS - price[i]), following[lower[i], i]) for i in range(B)]
+        [
+            projected(reward[i] + bootstrap[i] * (ATOMS - price[i]), following[lower[i], i])
+            for i in range(B)
+        ]
     )
 
     def loss(leaves):
@@ -171,13 +210,20 @@ def test_a_critic_update_equals_numpy():
 
 
 def test_an_actor_update_equals_numpy():
-    """The policy sees steps and next observations in one batch and trains on the steps; critics run in inference."""
+    """The policy sees steps and next observations in one batch and trains on the steps; critics run
+    in inference.
+    """
     parts, hyper, states = made()
     state, critic, data, key = states["actor"], states["critic"].learned, batch(), jax.random.key(6)
-    got, metrics, _ = jax.jit(lambda state: update(parts["actor"], state, {"critic": critic}, data, key, hyper))(state)
+    got, metrics, _ = jax.jit(
+        lambda state: update(parts["actor"], state, {"critic": critic}, data, key, hyper)
+    )(state)
     params, q = numbers(state.learned.params["policy"]), numbers(critic.params["q"])
     log_temperature = float(state.learned.params["temperature"])
-    obs, noise = np.concatenate([data.obs[0], data.next_obs[0]]), np.float64(jax.random.normal(key, (1, B, 1)))[0]
+    obs, noise = (
+        np.concatenate([data.obs[0], data.next_obs[0]]),
+        np.float64(jax.random.normal(key, (1, B, 1)))[0],
+    )
 
     def terms(leaves):
         mean, scale, _ = policy(with_weights(params, leaves), obs, learning=True)
@@ -194,7 +240,11 @@ def test_an_actor_update_equals_numpy():
     np.testing.assert_allclose(metrics["policy_loss"], loss(leaves), rtol=1e-4, atol=1e-5)
     grads, adam = references.gradient(loss, leaves), references.Adam(0.01, 0.2)
     check_step(
-        state.learned.params["policy"], got.learned.params["policy"], grads, adam, policy(params, obs, learning=True)[2]
+        state.learned.params["policy"],
+        got.learned.params["policy"],
+        grads,
+        adam,
+        policy(params, obs, learning=True)[2],
     )
     above = -terms(leaves)[0].mean() > hyper.target_entropy_per_action
     change = float(got.learned.params["temperature"]) - log_temperature
@@ -204,7 +254,9 @@ def test_an_actor_update_equals_numpy():
 def test_a_network_starts_within_the_constraint_and_the_constraint_holds_itself():
     parts, hyper, _ = made()
     for part in parts.values():
-        params = jax.jit(lambda key, part=part: init_part(part, key, hyper))(jax.random.key(0)).learned.params
+        params = jax.jit(lambda key, part=part: init_part(part, key, hyper))(
+            jax.random.key(0)
+        ).learned.params
         held = hold_unit_norm(params)
         for got, want in zip(jax.tree.leaves(held), jax.tree.leaves(params), strict=True):
             np.testing.assert_allclose(got, want, atol=1e-6)
@@ -221,7 +273,9 @@ def test_noise_stays_for_as_many_steps_as_zipf_says_for_each_environment_apart()
         return carry, action[:, 0]
 
     keys = jax.random.split(jax.random.key(1), steps)
-    action = np.asarray(jax.jit(lambda: jax.lax.scan(step, agent.acting.initial_carry(num_envs), keys))()[1])
+    action = np.asarray(
+        jax.jit(lambda: jax.lax.scan(step, agent.acting.initial_carry(num_envs), keys))()[1]
+    )
     runs = []
     for env in range(num_envs):
         changes = np.flatnonzero(np.diff(action[:, env])) + 1
@@ -232,7 +286,11 @@ def test_noise_stays_for_as_many_steps_as_zipf_says_for_each_environment_apart()
     np.testing.assert_allclose(share, chances / chances.sum(), atol=0.02)
     assert len(np.unique(action[0])) == num_envs
     same = agent.acting.greedy(
-        agent.acting.greedy_weights(learned), agent.acting.greedy_carry(num_envs), obs, first, keys[0]
+        agent.acting.greedy_weights(learned),
+        agent.acting.greedy_carry(num_envs),
+        obs,
+        first,
+        keys[0],
     )[0]
     assert len(np.unique(np.asarray(same))) == 1
 
@@ -243,7 +301,9 @@ def test_rewards_are_so_small_that_no_return_leaves_the_atoms():
     data = Transition(zeros, zeros, rewards, zeros, zeros, zeros, zeros, ())
     returns = RunningStats(jnp.int32(4), jnp.float32(0.0), jnp.float32(9.0))  # a deviation of 3
     for largest, divided_by in ((4.0, 3.0), (60.0, 12.0)):
-        statistics = Statistics(RunningStats(zeros[0], zeros[0], zeros[0]), returns, jnp.float32(largest))
+        statistics = Statistics(
+            RunningStats(zeros[0], zeros[0], zeros[0]), returns, jnp.float32(largest)
+        )
         scaled = scale_experience(data, statistics, jnp.float32(1.0), True, max_return=5.0)
         np.testing.assert_allclose(scaled.reward, rewards / divided_by, rtol=1e-6)
 
@@ -253,10 +313,16 @@ def test_the_largest_return_is_kept():
     statistics = next(f for f in graph.fragments if f.name == "statistics")
     private = statistics.init(jax.random.key(0))._replace(discounted=jnp.zeros(2))
     hyper, none = small_flash_sac(discount=0.5).hyper, jnp.zeros((3, 2), bool)
-    for reward, largest in (([[1, 0], [-2, -4], [3, 0]], 4.0), ([[0, 1], [0, 0], [0, 0]], 4.0), ([[9, 0]] * 3, 15.8)):
+    for reward, largest in (
+        ([[1, 0], [-2, -4], [3, 0]], 4.0),
+        ([[0, 1], [0, 0], [0, 0]], 4.0),
+        ([[9, 0]] * 3, 15.8),
+    ):
         obs, reward = jnp.zeros((3, 2, 2)), jnp.float32(reward)
         rollout = Transition(obs, reward, reward, obs, none, none, none, ())
-        private, outputs, _ = statistics.step(private, {"rollout": rollout}, hyper, jax.random.key(0))
+        private, outputs, _ = statistics.step(
+            private, {"rollout": rollout}, hyper, jax.random.key(0)
+        )
         assert float(outputs["statistics"].largest) == pytest.approx(largest, rel=0.02)
 
 
@@ -289,7 +355,10 @@ def test_the_best_policy_of_the_probe_is_found():
         (dict(max_repeats=0), "max_repeats=0: write a positive number"),
         (dict(num_atoms=1), "num_atoms=1 and max_return=2.0: write such as 101 and 5.0"),
         (dict(max_return=0.0), "max_return=0.0: write a number of at least"),
-        (dict(critic_hidden=(4, 8)), r"residual blocks of sizes \[4, 8\]: write at least one size, all equal"),
+        (
+            dict(critic_hidden=(4, 8)),
+            r"residual blocks of sizes \[4, 8\]: write at least one size, all equal",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):
@@ -298,5 +367,8 @@ def test_what_cannot_be_is_refused(options, message):
 
 
 def test_discrete_actions_are_refused():
-    with pytest.raises(ValueError, match="algo=flash_sac does not work with the discrete actions of line: write algo="):
+    with pytest.raises(
+        ValueError,
+        match="algo=flash_sac does not work with the discrete actions of line: write algo=",
+    ):
         bind(small_flash_sac(), tiny.line(discrete=True).spec, 4)

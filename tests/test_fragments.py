@@ -21,7 +21,12 @@ KEY = jax.random.key(0)
 
 def small_ppo(**options):
     defaults = dict(
-        rollout_length=4, num_epochs=2, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,), learning_rate=0.02
+        rollout_length=4,
+        num_epochs=2,
+        num_minibatches=2,
+        policy_hidden=(4,),
+        value_hidden=(4,),
+        learning_rate=0.02,
     )
     return ppo(**defaults | options)
 
@@ -44,7 +49,9 @@ def small_sac(**options):
 def train_step(name: str, overlap: str = "none"):
     """``(graph, init, jitted tick)``, built once for all tests."""
     algorithm = {"ppo": small_ppo, "sac": small_sac}[name]()
-    graph, _ = build_graph(tiny.line(discrete=name == "ppo"), algorithm, GraphOptions(overlap=overlap))
+    graph, _ = build_graph(
+        tiny.line(discrete=name == "ppo"), algorithm, GraphOptions(overlap=overlap)
+    )
     init = jax.jit(lambda key, hyper: graphs.init(graph, key, hyper))
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     return graph, lambda key=KEY, hyper=algorithm.hyper: init(key, hyper), tick
@@ -76,7 +83,13 @@ def moved(before, after) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "overlap"),
-    [("ppo", "none"), ("ppo", "sampling"), ("ppo", "actor_critic"), ("sac", "none"), ("sac", "all")],
+    [
+        ("ppo", "none"),
+        ("ppo", "sampling"),
+        ("ppo", "actor_critic"),
+        ("sac", "none"),
+        ("sac", "all"),
+    ],
 )
 def test_every_overlap_builds_learns_and_stays_finite(name, overlap):
     _, init, tick = train_step(name, overlap)
@@ -91,7 +104,9 @@ def test_actor_and_critic_of_ppo_learn_the_same_side_by_side_as_in_turns():
     _, init_split, tick_split = train_step("ppo", "actor_critic")
     turns, split = init(), init_split()
     for part in ("actor", "critic"):
-        assert not moved(split.private[f"learn_{part}"][part], turns.private["learn"][part])  # both start alike
+        assert not moved(
+            split.private[f"learn_{part}"][part], turns.private["learn"][part]
+        )  # both start alike
     turns, split = run(turns, tick, 2)[0][-1], run(split, tick_split, 2)[0][-1]
     for part in ("actor", "critic"):
         assert_close(split.private[f"learn_{part}"][part], turns.private["learn"][part], atol=1e-5)
@@ -101,10 +116,14 @@ def test_overlapped_sampling_learns_from_the_batches_of_the_last_tick():
     graph, init, tick = train_step("ppo", "sampling")
     learn = next(f for f in graph.fragments if f.name == "learn")
     states, _ = run(init(), tick, 4)
-    assert not moved(learners(states[0]), learners(states[2]))  # the rollout of tick 0 is not normalized
+    assert not moved(
+        learners(states[0]), learners(states[2])
+    )  # the rollout of tick 0 is not normalized
     step_key = jax.random.fold_in(jax.random.fold_in(states[2].key, 2), graphs.stable_hash("learn"))
     old = {"batches": states[2].channels["batches"]}  # written in tick 1
-    private, _, _ = jax.jit(learn.step)(states[2].private["learn"], old, states[2].hyper, step_key, states[2].tick)
+    private, _, _ = jax.jit(learn.step)(
+        states[2].private["learn"], old, states[2].hyper, step_key, states[2].tick
+    )
     assert moved(states[2].private["learn"], private)
     assert_close(private, states[3].private["learn"], atol=1e-6)
     assert moved(states[2].channels["batches"].data, states[3].channels["batches"].data)
@@ -122,7 +141,9 @@ def test_nothing_is_learned_from_the_rollout_before_the_statistics(normalized, f
 
 @pytest.mark.parametrize("recurrent_size", [0, 4], ids=["feed_forward", "recurrent"])
 def test_the_first_update_on_a_rollout_sees_the_policy_that_sampled_it(recurrent_size):
-    algorithm = small_ppo(num_epochs=1, num_minibatches=1, recurrent_size=recurrent_size, learning_rate=0.1)
+    algorithm = small_ppo(
+        num_epochs=1, num_minibatches=1, recurrent_size=recurrent_size, learning_rate=0.1
+    )
     graph, _ = build_graph(tiny.line(discrete=True), algorithm)
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     states, metrics = run(jax.jit(lambda: graphs.init(graph, KEY, algorithm.hyper))(), tick, 4)
@@ -177,7 +198,9 @@ def test_a_scheduled_rate_changes_with_progress():
     env = tiny.line(discrete=True)  # 4 environments x 4 steps: 16 steps a tick
     algorithm = small_ppo(learning_rate=Linear(0.02, 0.0))
     graph, _ = build_graph(env, algorithm, GraphOptions(total_steps=64))
-    rates = [float(graph.hyper_at(algorithm.hyper, jnp.int32(t)).learning_rate) for t in (0, 2, 4, 9)]
+    rates = [
+        float(graph.hyper_at(algorithm.hyper, jnp.int32(t)).learning_rate) for t in (0, 2, 4, 9)
+    ]
     np.testing.assert_allclose(rates, [0.02, 0.01, 0.0, 0.0], atol=1e-8)
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     states, _ = run(jax.jit(lambda: graphs.init(graph, KEY, algorithm.hyper))(), tick, 5)
@@ -197,19 +220,32 @@ def test_rewards_are_normalized_with_or_without_observations():
     obs = jnp.zeros((3, 2, 2))
     rollout = Transition(obs, reward, reward, obs, ended, jnp.zeros_like(ended), ended, ())
     hyper = small_ppo(discount=0.5).hyper
-    private, outputs, _ = statistics.step(private._replace(discounted=jnp.zeros(2)), {"rollout": rollout}, hyper, KEY)
-    # Discounted returns by hand: 1, 2.5 | 3 (the first ended); 0, 4, 2. Unfinished returns are carried over.
+    private, outputs, _ = statistics.step(
+        private._replace(discounted=jnp.zeros(2)), {"rollout": rollout}, hyper, KEY
+    )
+    # Discounted returns by hand: 1, 2.5 | 3 (the first ended); 0, 4, 2. Unfinished returns are
+    # carried over.
     np.testing.assert_allclose(private.discounted, [3.0, 2.0])
     returns = outputs["statistics"].returns
     np.testing.assert_allclose(returns.variance, np.var([1, 2.5, 3, 0, 4, 2]), rtol=1e-5)
-    assert sum(float(jnp.sum(jnp.abs(x))) for x in jax.tree.leaves(outputs["statistics"].obs)) == 0.0
+    assert (
+        sum(float(jnp.sum(jnp.abs(x))) for x in jax.tree.leaves(outputs["statistics"].obs)) == 0.0
+    )
 
 
 @pytest.mark.parametrize(
     ("discrete", "algorithm", "message"),
     [
-        (True, small_sac(), "algo=sac does not work with the discrete actions of line: write algo=sac_discrete"),
-        (True, small_ppo(learning_rate=Linear(1.0, 0.0)), "learning_rate of ppo is a schedule: write total_steps"),
+        (
+            True,
+            small_sac(),
+            "algo=sac does not work with the discrete actions of line: write algo=sac_discrete",
+        ),
+        (
+            True,
+            small_ppo(learning_rate=Linear(1.0, 0.0)),
+            "learning_rate of ppo is a schedule: write total_steps",
+        ),
         (False, small_sac(batch_size=41), "batch_size=41 is larger than buffer_size=40"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Frame stacks: action selection, updates and replay use the same stacks, none of which reaches across the start of an
-episode.
+"""Frame stacks: action selection, updates and replay use the same stacks, none of which reaches
+across the start of an episode.
 """
 
 from functools import cache
@@ -46,21 +46,28 @@ def with_speed(obs: np.ndarray, beside: bool):
 def streams(
     done: np.ndarray, seed: int, restarts: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Frames, `next_obs` and first-step flags ``[T, E, ...]`` of environments whose episodes end where ``done``; where
-    there is a restart, an environment starts a new episode before this step, without termination or truncation.
+    """Frames, `next_obs` and first-step flags ``[T, E, ...]`` of environments whose episodes end
+    where ``done``; where there is a restart, an environment starts a new episode before this step,
+    without termination or truncation.
     """
     rng = np.random.default_rng(seed)
     steps, num_envs = done.shape
     obs = rng.integers(0, 256, (steps + 1, num_envs, *FRAME), np.uint8)
-    apart = done if restarts is None else done | np.concatenate([restarts[1:], np.zeros_like(restarts[:1])])
+    apart = (
+        done
+        if restarts is None
+        else done | np.concatenate([restarts[1:], np.zeros_like(restarts[:1])])
+    )
     own = rng.integers(0, 256, (steps, num_envs, *FRAME), np.uint8)
     next_obs = np.where(apart[..., None, None, None], own, obs[1:])
     return obs[:-1], next_obs, np.concatenate([np.ones_like(done[:1]), apart[:-1]])
 
 
-def slow_stacks(obs: np.ndarray, next_obs: np.ndarray, first: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Compute stacks of every step and of its `next_obs`, frame by frame; before its start an episode repeats its first
-    frame.
+def slow_stacks(
+    obs: np.ndarray, next_obs: np.ndarray, first: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute stacks of every step and of its `next_obs`, frame by frame; before its start an
+    episode repeats its first frame.
     """
     stacks = np.zeros((*obs.shape[:-1], k * FRAME[-1]), np.uint8)
     following = np.zeros_like(stacks)
@@ -104,7 +111,9 @@ def history_of(k: int, num_envs: int, shards: int, beside: bool):
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["image", "dictionary"])
-@given(seed=st.integers(0, 99), often=st.sampled_from([0.0, 0.2, 0.6, 1.0]), k=st.sampled_from([2, 4]))
+@given(
+    seed=st.integers(0, 99), often=st.sampled_from([0.0, 0.2, 0.6, 1.0]), k=st.sampled_from([2, 4])
+)
 def test_a_learner_of_rollouts_sees_the_same_stacks(beside: bool, seed: int, often: float, k: int):
     state, add = history_of(k, 6, 3, beside)
     obs, next_obs, first = streams(ends(6, 6, seed, often), seed)
@@ -116,45 +125,88 @@ def test_a_learner_of_rollouts_sees_the_same_stacks(beside: bool, seed: int, oft
         if beside:
             np.testing.assert_array_equal(seen["speed"], own["speed"])
         (table,) = jax.tree.leaves(tables)
-        assert table.size == (2 + k - 1) * 6 * np.prod(FRAME)  # each frame once, and the few frames before
+        assert table.size == (2 + k - 1) * 6 * np.prod(
+            FRAME
+        )  # each frame once, and the few frames before
 
 
 class Both:
     """A buffer of frames, and a plain one that stores whole stacks, given the same steps."""
 
-    def __init__(self, k: int, capacity_t: int, num_envs: int, batch_size: int, n_step: int, length: int) -> None:
-        sizes = dict(capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, window=Window(n_step))
+    def __init__(
+        self, k: int, capacity_t: int, num_envs: int, batch_size: int, n_step: int, length: int
+    ) -> None:
+        sizes = dict(
+            capacity=capacity_t * num_envs,
+            num_envs=num_envs,
+            batch_size=batch_size,
+            window=Window(n_step),
+        )
         self.k, self.n_step, self.num_envs, self.length = k, n_step, num_envs, length
         self.batch_size = batch_size
         self.ours, self.plain = image_buffer(view_of(k), **sizes), ring_buffer(**sizes)
         self.add_ours, self.add_plain = jax.jit(self.ours.add), jax.jit(self.plain.add)
-        self.take_ours, self.take_plain = jax.jit(self._taken(self.ours)), jax.jit(self._taken(self.plain))
+        self.take_ours, self.take_plain = (
+            jax.jit(self._taken(self.ours)),
+            jax.jit(self._taken(self.plain)),
+        )
 
     def _taken(self, buffer):
         source = uniform_source(buffer, 2 * (self.batch_size // buffer.shards), Window(self.n_step))
 
         def windows(state, key):
             sampled = source.sample(state, key, None).windows
-            every = jnp.broadcast_to(jnp.arange(sampled.steps.reward.shape[1]), sampled.steps.reward.shape[:2])
+            every = jnp.broadcast_to(
+                jnp.arange(sampled.steps.reward.shape[1]), sampled.steps.reward.shape[:2]
+            )
             batch = take_batch(sampled.steps, every)
             if sampled.tables is None:
                 return [batch]
-            return [batch._replace(**{f: put_stacks(sampled.tables, getattr(batch, f)) for f in ("obs", "next_obs")})]
+            return [
+                batch._replace(
+                    **{
+                        f: put_stacks(sampled.tables, getattr(batch, f))
+                        for f in ("obs", "next_obs")
+                    }
+                )
+            ]
 
         return windows
 
-    def fill(self, done: np.ndarray, truncated: np.ndarray, seed: int, restarts=None, before=lambda t, states: states):
+    def fill(
+        self,
+        done: np.ndarray,
+        truncated: np.ndarray,
+        seed: int,
+        restarts=None,
+        before=lambda t, states: states,
+    ):
         obs, next_obs, first = streams(done, seed, restarts)
         stacks, following = slow_stacks(obs, next_obs, first, self.k)
         number = np.arange(done.size, dtype=np.float32).reshape(done.shape)
-        plain = Transition(stacks, number[..., None], number, following, done & ~truncated, done & truncated, first, ())
+        plain = Transition(
+            stacks,
+            number[..., None],
+            number,
+            following,
+            done & ~truncated,
+            done & truncated,
+            first,
+            (),
+        )
         ours = plain._replace(obs=obs, next_obs=next_obs)
         part = lambda tree, t: jax.tree.map(lambda x: x[t : t + self.length], tree)  # noqa: E731
-        shapes = [jax.eval_shape(lambda x=x: part(x, 0)) for x in (jax.tree.map(jnp.asarray, (ours, plain)))]
+        shapes = [
+            jax.eval_shape(lambda x=x: part(x, 0))
+            for x in (jax.tree.map(jnp.asarray, (ours, plain)))
+        ]
         states = self.ours.init(shapes[0]), self.plain.init(shapes[1])
         for t in range(0, done.shape[0], self.length):
             states = before(t, states)
-            states = self.add_ours(states[0], part(ours, t)), self.add_plain(states[1], part(plain, t))
+            states = (
+                self.add_ours(states[0], part(ours, t)),
+                self.add_plain(states[1], part(plain, t)),
+            )
         return states, plain
 
 
@@ -164,7 +216,9 @@ def both(*sizes: int) -> Both:
 
 
 def used(batch: Transition) -> np.ndarray:
-    """Return the steps of windows ``[n, B]`` that an n-step return reads: up to the first end of an episode."""
+    """Return the steps of windows ``[n, B]`` that an n-step return reads: up to the first end of an
+    episode.
+    """
     over = np.asarray(batch.terminated | batch.truncated)
     return np.concatenate([np.ones_like(over[:1]), ~np.logical_or.accumulate(over, axis=0)[:-1]])
 
@@ -204,7 +258,9 @@ def test_replay_equals_one_that_stores_whole_stacks(sizes: tuple[int, ...], step
     often=st.sampled_from([0.1, 0.4, 1.0]),
     seed=st.integers(0, 999),
 )
-def test_with_many_ends_replay_reaches_less_far_back_and_is_still_true(sizes: tuple[int, ...], often: float, seed: int):
+def test_with_many_ends_replay_reaches_less_far_back_and_is_still_true(
+    sizes: tuple[int, ...], often: float, seed: int
+):
     pair = both(*sizes)
     capacity_t, num_envs = sizes[1:3]
     steps = 3 * capacity_t // pair.length * pair.length
@@ -219,13 +275,16 @@ def test_with_many_ends_replay_reaches_less_far_back_and_is_still_true(sizes: tu
             t, e = np.divmod(np.asarray(got.reward[0]).astype(int), num_envs)
             assert t.min() >= steps - capacity_t
             assert_same(
-                got, jax.tree.map(lambda leaf, t=t, e=e: leaf[t + window, e], all_._replace(first=(), extras=()))
+                got,
+                jax.tree.map(
+                    lambda leaf, t=t, e=e: leaf[t + window, e], all_._replace(first=(), extras=())
+                ),
             )
 
 
 def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
-    """As host environments do in a resumed run: the step before a restart retains its `next_obs`, and no return
-    reaches across the restart.
+    """As host environments do in a resumed run: the step before a restart retains its `next_obs`,
+    and no return reaches across the restart.
     """
     pair = both(3, 33, 4, 8, 3, 4)
     restarts = np.zeros((8, 4), bool)
@@ -235,7 +294,9 @@ def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
         ours, plain = states
         return states if t != 4 else (pair.ours.end_episodes(ours), pair.plain.end_episodes(plain))
 
-    (ours, plain), _ = pair.fill(np.zeros((8, 4), bool), np.zeros((8, 4), bool), 3, restarts, resumed)
+    (ours, plain), _ = pair.fill(
+        np.zeros((8, 4), bool), np.zeros((8, 4), bool), 3, restarts, resumed
+    )
     seen = set()
     for key in jax.random.split(jax.random.key(0), 10):
         for got, want in zip(pair.take_ours(ours, key), pair.take_plain(plain, key), strict=True):
@@ -248,10 +309,15 @@ def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
 
 def test_replay_takes_one_frame_a_step_and_bytes_until_a_batch_is_made():
     k, num_envs, capacity = 4, 8, 12_800
-    view = make_view(EnvSpec("toy", jax.ShapeDtypeStruct((84, 84, 1), jnp.uint8), Discrete(2), None, k))
+    view = make_view(
+        EnvSpec("toy", jax.ShapeDtypeStruct((84, 84, 1), jnp.uint8), Discrete(2), None, k)
+    )
     buffer = image_buffer(view, capacity=capacity, num_envs=num_envs, batch_size=16)
     source = uniform_source(buffer, 6)
-    frame, flag = jax.ShapeDtypeStruct((1, num_envs, 84, 84, 1), jnp.uint8), jax.ShapeDtypeStruct((1, num_envs), bool)
+    frame, flag = (
+        jax.ShapeDtypeStruct((1, num_envs, 84, 84, 1), jnp.uint8),
+        jax.ShapeDtypeStruct((1, num_envs), bool),
+    )
     number = jax.ShapeDtypeStruct((1, num_envs), jnp.float32)
     example = Transition(frame, number, number, frame, flag, flag, flag, ())
     state = jax.eval_shape(buffer.init, example)
@@ -265,14 +331,18 @@ def test_replay_takes_one_frame_a_step_and_bytes_until_a_batch_is_made():
     avals = [var.aval for eqn in equations(sampled.jaxpr) for var in eqn.outvars]
     images = [aval for aval in avals if 84 in aval.shape]
     assert images and {aval.dtype for aval in images} == {np.dtype(np.uint8)}
-    (table,) = jax.tree.leaves(jax.eval_shape(add_and_sample, state, example, jax.random.key(0)).tables)
+    (table,) = jax.tree.leaves(
+        jax.eval_shape(add_and_sample, state, example, jax.random.key(0)).tables
+    )
     assert table.size == 3 * 16 * (k + 1) * 84 * 84  # not two stacks of four
 
 
 def equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "jaxpr") or hasattr(x, "eqns")):
+        for inner in jax.tree.leaves(
+            eqn.params, is_leaf=lambda x: hasattr(x, "jaxpr") or hasattr(x, "eqns")
+        ):
             if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
                 yield from equations(getattr(inner, "jaxpr", inner))
 
@@ -280,9 +350,17 @@ def equations(jaxpr):
 @pytest.mark.parametrize(
     ("obs", "k", "says"),
     [
-        (jax.ShapeDtypeStruct((4,), jnp.float32), 4, r"its observations are float32\[4\]: leave frame_stack out"),
+        (
+            jax.ShapeDtypeStruct((4,), jnp.float32),
+            4,
+            r"its observations are float32\[4\]: leave frame_stack out",
+        ),
         (jax.ShapeDtypeStruct((8, 8), jnp.uint8), 2, r"uint8\[8, 8\]"),
-        ({"speed": jax.ShapeDtypeStruct((4,), jnp.float32)}, 2, r"its observations are \{'speed': 'float32\[4\]'\}"),
+        (
+            {"speed": jax.ShapeDtypeStruct((4,), jnp.float32)},
+            2,
+            r"its observations are \{'speed': 'float32\[4\]'\}",
+        ),
         (pixel_envs.IMAGE, -1, "frame_stack=-1: write the number"),
         (pixel_envs.IMAGE, 2.5, "frame_stack=2.5: write the number"),
     ],

@@ -21,10 +21,13 @@ HERE = PoolOptions(workers=0, num_groups=1)
 LEAVES = st.one_of(
     st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-2, 2)),
     st.builds(
-        lambda sizes: spaces.MultiDiscrete(sizes, start=[3] * len(sizes)), st.lists(st.integers(1, 4), min_size=1)
+        lambda sizes: spaces.MultiDiscrete(sizes, start=[3] * len(sizes)),
+        st.lists(st.integers(1, 4), min_size=1),
     ),
     st.builds(spaces.MultiBinary, st.integers(1, 4)),
-    st.builds(lambda shape: spaces.Box(-2, 2, shape), st.lists(st.integers(1, 3), max_size=2).map(tuple)),
+    st.builds(
+        lambda shape: spaces.Box(-2, 2, shape), st.lists(st.integers(1, 3), max_size=2).map(tuple)
+    ),
     st.just(spaces.Box(0, 255, (2, 2), np.uint8)),
 )
 SPACES = st.recursive(
@@ -38,9 +41,13 @@ SPACES = st.recursive(
 
 
 class OneStep(gymnasium.Env):
-    """An environment of any spaces; it observes a sample, and ``judge`` computes the reward from the action."""
+    """An environment of any spaces; it observes a sample, and ``judge`` computes the reward from
+    the action.
+    """
 
-    def __init__(self, observed: spaces.Space, acted: spaces.Space, judge: Any = lambda action: 0.0) -> None:
+    def __init__(
+        self, observed: spaces.Space, acted: spaces.Space, judge: Any = lambda action: 0.0
+    ) -> None:
         self.observation_space, self.action_space, self.judge = observed, acted, judge
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
@@ -65,11 +72,19 @@ def test_observations_are_flattened_as_gymnasium_does(space: spaces.Space, seed:
 
 @pytest.mark.parametrize(
     ("dtype", "kept"),
-    [("uint8", "uint8"), ("float64", "float32"), ("int64", "int32"), ("float16", "float16"), ("int16", "int16")],
+    [
+        ("uint8", "uint8"),
+        ("float64", "float32"),
+        ("int64", "int32"),
+        ("float16", "float16"),
+        ("int16", "int16"),
+    ],
 )
 def test_a_box_keeps_its_shape_and_its_dtype_up_to_32_bits(dtype: str, kept: str):
     space = spaces.Box(0, 100, (3, 2, 1), dtype)
-    host = make_custom_host(lambda: OneStep(space, spaces.Discrete(2)), num_envs=2, name="toy", pool=HERE)
+    host = make_custom_host(
+        lambda: OneStep(space, spaces.Discrete(2)), num_envs=2, name="toy", pool=HERE
+    )
     assert (host.spec.obs.shape, host.spec.obs.dtype) == ((3, 2, 1), kept)
     obs = host.reset(3)
     space.seed(env_seed(3, 1))
@@ -82,7 +97,10 @@ def test_an_observation_of_another_shape_is_told():
     wrong = OneStep(spaces.Box(0, 1, (3,)), spaces.Discrete(2))
     wrong.observation_space.sample = lambda: np.zeros(1)  # NumPy would broadcast it to all three
     host = make_custom_host(lambda: wrong, num_envs=1, name="toy", pool=HERE)
-    with pytest.raises(RuntimeError, match=r"an observation has shape \(1,\), but observation_space has shape \(3,\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"an observation has shape \(1,\), but observation_space has shape \(3,\)",
+    ):
         host.reset(0)
 
 
@@ -99,7 +117,9 @@ def test_an_observation_of_another_shape_is_told():
 def test_every_action_of_a_finite_space_is_taken(space: spaces.Space, sizes: tuple[int, ...]):
     codec = encode_action(space, "toy")
     assert (codec.sizes, codec.num_actions) == (sizes, 0 if sizes else 3)
-    parts = np.stack(np.unravel_index(np.arange(np.prod(sizes or 3)), sizes or (3,)), axis=-1).astype(np.int32)
+    parts = np.stack(
+        np.unravel_index(np.arange(np.prod(sizes or 3)), sizes or (3,)), axis=-1
+    ).astype(np.int32)
     decoded = codec.decode(parts if sizes else parts[:, 0])
     assert all(space.contains(action) for action in decoded)
     assert len({np.asarray(action).tobytes() for action in decoded}) == len(parts)
@@ -113,7 +133,9 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
     space = spaces.Box(np.array([-1, 0], dtype), np.array([1, 3], dtype), dtype=dtype)
     seen: list[np.ndarray] = []
     judge = lambda action: (seen.append(action), 0.0)[1]  # noqa: E731
-    host = make_custom_host(lambda: OneStep(spaces.Box(0, 1), space, judge), num_envs=2, name="toy", pool=HERE)
+    host = make_custom_host(
+        lambda: OneStep(spaces.Box(0, 1), space, judge), num_envs=2, name="toy", pool=HERE
+    )
     assert isinstance(host.spec.action, Box)
     np.testing.assert_array_equal(host.spec.action.high, np.array([1, 3], np.float32))
     seen.clear()  # the check before the run
@@ -123,7 +145,9 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
         step = host.recv(0)
     assert step.terminated.all() and not step.truncated.any()  # never both
     assert [action.dtype for action in seen] == [dtype] * 4
-    np.testing.assert_array_equal(np.stack(seen), np.repeat([0.25, 0.5], 4).reshape(4, 2))  # none is a NumPy view
+    np.testing.assert_array_equal(
+        np.stack(seen), np.repeat([0.25, 0.5], 4).reshape(4, 2)
+    )  # none is a NumPy view
     host.close()
 
 
@@ -134,14 +158,20 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
         (spaces.Dict(text=spaces.Text(5)), spaces.Discrete(2), "observations of kind Text"),
         (spaces.Box(0, 1), spaces.Box(-np.inf, 1), "unbounded actions"),
         (spaces.Box(0, 1), spaces.Box(0, 9, dtype=np.int32), "Box with floats is supported"),
-        (spaces.Box(0, 1), spaces.Box(np.array([-1, 0]), np.array([1, 0]), dtype=float), "low < high"),
+        (
+            spaces.Box(0, 1),
+            spaces.Box(np.array([-1, 0]), np.array([1, 0]), dtype=float),
+            "low < high",
+        ),
         (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "no numbers to observe"),
         (spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2), "observations of kind Sequence"),
         (spaces.Box(0, 1), spaces.Tuple([spaces.Discrete(2)]), "actions of kind Tuple"),
         (None, spaces.Discrete(2), "a gymnasium.Env has observation_space"),
     ],
 )
-def test_spaces_that_are_not_supported_are_refused_in_one_line(observed: Any, acted: Any, says: str):
+def test_spaces_that_are_not_supported_are_refused_in_one_line(
+    observed: Any, acted: Any, says: str
+):
     with pytest.raises(ValueError) as caught:
         make_custom_host(lambda: OneStep(observed, acted), num_envs=1, name="toy", pool=HERE)
     message = str(caught.value)
@@ -155,14 +185,26 @@ def test_wrappers_options_and_time_limits_reach_the_environment():
         pool=HERE,
         max_episode_steps=3,
         goal_velocity=0.01,
-        wrappers=["FlattenObservation", {"gymnasium.wrappers.TransformReward": {"func": float.__abs__}}],
+        wrappers=[
+            "FlattenObservation",
+            {"gymnasium.wrappers.TransformReward": {"func": float.__abs__}},
+        ],
     )
-    assert (host.spec.name, host.spec.max_episode_steps, host.spec.action) == ("MountainCar-v0", 3, Discrete(3))
+    assert (host.spec.name, host.spec.max_episode_steps, host.spec.action) == (
+        "MountainCar-v0",
+        3,
+        Discrete(3),
+    )
     host.reset(0)
     for _ in range(3):
         host.send(np.zeros(1, int), 0)
         step = host.recv(0)
-    assert (step.truncated[0], step.reward[0], step.episode_return[0], step.episode_length[0]) == (True, 1, 3, 3)
+    assert (step.truncated[0], step.reward[0], step.episode_return[0], step.episode_length[0]) == (
+        True,
+        1,
+        3,
+        3,
+    )
     host.close()
 
 
@@ -174,7 +216,11 @@ def test_wrappers_options_and_time_limits_reach_the_environment():
         ("nowhere:Mine-v0", {}, "needs the package 'nowhere': pip install nowhere"),
         ("CartPole-v1", {"wings": 2}, "CartPole-v1 cannot be made: TypeError"),
         ("CartPole-v1", {"max_episode_steps": 0}, "max_episode_steps=0: write a whole number"),
-        ("CartPole-v1", {"wrappers": ["NoSuch"]}, "there is no NoSuch: write a name of gymnasium.wrappers"),
+        (
+            "CartPole-v1",
+            {"wrappers": ["NoSuch"]},
+            "there is no NoSuch: write a name of gymnasium.wrappers",
+        ),
         ("CartPole-v1", {"wrappers": [3]}, "wrappers: 3: write a name"),
     ],
 )
@@ -196,7 +242,9 @@ def test_envpool_obeys_the_same_laws():
     envpool = pytest.importorskip("envpool")
     newest = {id.rpartition("-v")[0] for id in envpool.list_all_envs()}
     assert set(from_envpool.SERVES) <= newest
-    host = make_host("CartPole-v1", num_envs=6, pool=PoolOptions(backend="envpool"), max_episode_steps=30)
+    host = make_host(
+        "CartPole-v1", num_envs=6, pool=PoolOptions(backend="envpool"), max_episode_steps=30
+    )
     runs = []
     for _ in range(2):
         first, steps = host.reset(3), []
@@ -204,16 +252,22 @@ def test_envpool_obeys_the_same_laws():
             for group in (0, 1):
                 host.send(np.full(3, t % 2) if group else np.ones(3, int), group)
             steps.append([host.recv(1), host.recv(0)])
-        runs.append([first, *(np.asarray(array) for pair in steps for step in pair for array in step)])
+        runs.append(
+            [first, *(np.asarray(array) for pair in steps for step in pair for array in step)]
+        )
     for left, right in zip(*runs, strict=True):
         np.testing.assert_array_equal(left, right)
     for before, after in pairwise(steps):
         for one, following in zip(before, after, strict=True):
             ended = one.terminated | one.truncated
-            np.testing.assert_array_equal(following.episode_length, np.where(ended, 1, one.episode_length + 1))
+            np.testing.assert_array_equal(
+                following.episode_length, np.where(ended, 1, one.episode_length + 1)
+            )
             assert (np.abs(one.obs[ended]) <= 0.05).all()  # the first of an episode
             np.testing.assert_array_equal(one.obs[~ended], one.next_obs[~ended])
             assert (one.episode_length[one.truncated] == 30).all()
-            np.testing.assert_array_equal(one.episode_return, one.episode_length)  # CartPole gives 1 a step
+            np.testing.assert_array_equal(
+                one.episode_return, one.episode_length
+            )  # CartPole gives 1 a step
     assert host.steps() == 6 * 60 and any(one.truncated.any() for one, _ in steps)
     host.close()

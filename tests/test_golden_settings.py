@@ -1,6 +1,8 @@
-"""What a user reads of an algorithm's settings is stored in ``tests/golden``: a change of it is seen in its diff.
+"""What a user reads of an algorithm's settings is stored in ``tests/golden``: a change of it is
+seen in its diff.
 
-``python tests/test_golden_settings.py`` writes the files again, after a change that CHANGELOG.md names.
+``python tests/test_golden_settings.py`` writes the files again, after a change that CHANGELOG.md
+names.
 """
 
 import json
@@ -52,7 +54,9 @@ def texts_of(name: str) -> dict[str, str]:
         "config.yaml of the command": to_yaml(run),
         "settings of a checkpoint of the command": as_json(flat_settings(run)),
         "config.yaml of learn": config_of_job(env, algorithm, options),
-        "settings of a checkpoint of learn": as_json(settings_of_job(env, algorithm, agent, options)),
+        "settings of a checkpoint of learn": as_json(
+            settings_of_job(env, algorithm, agent, options)
+        ),
         "options in a policy": as_json(dict(algorithm.options)),
     }
 

@@ -1,4 +1,6 @@
-"""`make gpu` in its short form: everything runs and is written, and a part that fails stops no other part."""
+"""`make gpu` in its short form: everything runs and is written, and a part that fails stops no
+other part.
+"""
 
 import json
 import sys
@@ -19,7 +21,8 @@ from gpu_plan import short
 def measured(tmp_path_factory: pytest.TempPathFactory):
     """Return the command's exit code, its folder and its output.
 
-    One part gets an unsupported XLA flag, which ends its process; another part gets words of an unknown environment.
+    One part gets an unsupported XLA flag, which ends its process; another part gets words of an
+    unknown environment.
     """
     folder = tmp_path_factory.mktemp("gpu")
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +38,9 @@ def test_what_fails_stops_nothing_else(measured):
     status, folder, document = measured
     parts = document["parts"]
     assert {name: part["status"] for name, part in parts.items()} == {
-        **dict.fromkeys(("deterministic", "law", "sampling", "updates", "ticks", "returns"), "measured"),
+        **dict.fromkeys(
+            ("deterministic", "law", "sampling", "updates", "ticks", "returns"), "measured"
+        ),
         **dict.fromkeys(("placements", "graphs"), "skipped"),
         "roofline": "failed",
     }
@@ -58,7 +63,10 @@ def test_figures_are_there_with_what_they_were_measured_on(measured):
     ):
         found = rows[part][row]
         assert rates == {"sampling_hz", "update_hz", "update_frame_hz"} & set(found)
-        assert all(0 < found[rate]["least"] <= found[rate]["median"] <= found[rate]["most"] for rate in rates)
+        assert all(
+            0 < found[rate]["least"] <= found[rate]["median"] <= found[rate]["most"]
+            for rate in rates
+        )
     assert rows["updates"]["ppo 16"]["an_update"]["flops"] > 0
     reached = rows["returns"]["ppo probe"]
     assert 0 < reached["reached_s"] <= reached["process_s"] and reached["reached_at_steps"] <= 256
@@ -70,20 +78,34 @@ def test_figures_are_there_with_what_they_were_measured_on(measured):
 def test_predictions_stand_beside_what_was_measured(measured):
     _, _, document = measured
     rounds = {"env_steps": 128, "updates": 64, "batch_size": 512}
-    row = {"chip": "H100 SXM", "floors_us": [0.0, 1.0, 2.0, 4.0], "tick_us": [1.0, 5.0, 10e3, 18e3, 36e3]}
+    row = {
+        "chip": "H100 SXM",
+        "floors_us": [0.0, 1.0, 2.0, 4.0],
+        "tick_us": [1.0, 5.0, 10e3, 18e3, 36e3],
+    }
     row |= {"rounds": rounds, "programs": [{"memory_bytes": 2_000_000}]}
-    line = next(x for x in page(document, {"ppo probe": row}).splitlines() if "predicted for an H100 SXM" in x)
+    line = next(
+        x
+        for x in page(document, {"ppo probe": row}).splitlines()
+        if "predicted for an H100 SXM" in x
+    )
     assert line.split(" | ")[1:4] == ["10 to 36", "3.56k to 12.8k", "1.78k to 6.4k"]
 
 
 def test_states_that_are_apart_are_told_from_rounding():
     first, last = np.zeros(100), np.ones(100)
-    names = {"first/private.learn.x": first, "private.learn.x": last, "first/private.sample.n": np.zeros(1, int)}
+    names = {
+        "first/private.learn.x": first,
+        "private.learn.x": last,
+        "first/private.sample.n": np.zeros(1, int),
+    }
     one = {"learned": np.array(["private.learn."]), "private.sample.n": np.ones(1, int), **names}
     rounded = difference(one, {**one, "private.learn.x": last * (1 + 1e-6)})
     assert rounded["share_of_change"] == pytest.approx(1e-6)
     assert rounded["largest_difference"] == pytest.approx(1e-6)
-    other = difference(one, {**one, "private.learn.x": last * 1.1, "private.sample.n": np.zeros(1, int)})
+    other = difference(
+        one, {**one, "private.learn.x": last * 1.1, "private.sample.n": np.zeros(1, int)}
+    )
     assert other["share_of_change"] == pytest.approx(0.1)
     assert other["largest_difference"] is None
 

@@ -1,4 +1,6 @@
-"""The graph: refused graphs, the values of a delay, the ticks in which fragments step, and the keys of fragments."""
+"""The graph: refused graphs, the values of a delay, the ticks in which fragments step, and the keys
+of fragments.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,30 +18,59 @@ def box(name, reads=(), writes=(), *, publish=True, **options) -> Fragment:
 
     def step(private, inputs, hyper, key):
         private = private + 1
-        metrics = {f"saw_{c}": inputs[c] for c in reads} | {"count": private, "draw": jax.random.uniform(key)}
+        metrics = {f"saw_{c}": inputs[c] for c in reads} | {
+            "count": private,
+            "draw": jax.random.uniform(key),
+        }
         return private, dict.fromkeys(writes, private), metrics
 
     first = (lambda private: dict.fromkeys(writes, private)) if publish and writes else None
-    return Fragment(name, lambda key: jnp.zeros((), jnp.int32), step, tuple(reads), tuple(writes), first, **options)
+    return Fragment(
+        name,
+        lambda key: jnp.zeros((), jnp.int32),
+        step,
+        tuple(reads),
+        tuple(writes),
+        first,
+        **options,
+    )
 
 
 def run(graph: Graph, ticks: int) -> dict[str, np.ndarray]:
     check_graph(graph)
     state = graphs.init(graph, KEY, {"rate": 1.0})
-    _, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: graphs.tick(graph, s), s, length=ticks))(state)
+    _, metrics = jax.jit(
+        lambda s: jax.lax.scan(lambda s, _: graphs.tick(graph, s), s, length=ticks)
+    )(state)
     return {name: np.asarray(values) for name, values in metrics.items()}
 
 
 @pytest.mark.parametrize(
     ("fragments", "delays", "message"),
     [
-        ((box("a", writes=["x"]), box("b", writes=["x"])), {}, "channel 'x' has two writers, fragments 'a' and 'b'"),
+        (
+            (box("a", writes=["x"]), box("b", writes=["x"])),
+            {},
+            "channel 'x' has two writers, fragments 'a' and 'b'",
+        ),
         ((box("a", reads=["x"]),), {}, "fragment 'a' reads channel 'x', which no fragment writes"),
         ((box("a"), box("a")), {}, "two fragments are named 'a'"),
-        ((box("a", ["y"], ["x"]), box("b", ["x"], ["y"])), {}, "'a' reads channel 'y' at age 0.*'b'.*cycle of age 0"),
+        (
+            (box("a", ["y"], ["x"]), box("b", ["x"], ["y"])),
+            {},
+            "'a' reads channel 'y' at age 0.*'b'.*cycle of age 0",
+        ),
         ((box("a", ["x"], ["x"]),), {}, "'a' reads channel 'x' at age 0.*cycle of age 0"),
-        ((box("a", writes=["x"]), box("b")), {("b", "x"): 1}, "fragment 'b' does not read channel 'x'"),
-        ((box("a", writes=["x"]), box("b", ["x"])), {("b", "x"): 2}, r"\('b', 'x'\) is 2: an edge's age is 0 or 1"),
+        (
+            (box("a", writes=["x"]), box("b")),
+            {("b", "x"): 1},
+            "fragment 'b' does not read channel 'x'",
+        ),
+        (
+            (box("a", writes=["x"]), box("b", ["x"])),
+            {("b", "x"): 2},
+            r"\('b', 'x'\) is 2: an edge's age is 0 or 1",
+        ),
         (
             (box("a", reads=["x"]), box("b", writes=["x"], publish=False)),
             {("a", "x"): 1},
@@ -53,7 +84,9 @@ def test_a_graph_without_meaning_is_refused_by_name(fragments, delays, message):
 
 
 def test_an_edge_carries_this_tick_or_the_last_one():
-    graph = Graph((box("w", writes=["x"]), box("now", ["x"]), box("late", ["x"])), {("late", "x"): 1})
+    graph = Graph(
+        (box("w", writes=["x"]), box("now", ["x"]), box("late", ["x"])), {("late", "x"): 1}
+    )
     metrics = run(graph, 4)
     assert metrics["now/saw_x"].tolist() == [1, 2, 3, 4]
     assert metrics["late/saw_x"].tolist() == [0, 1, 2, 3]
@@ -66,15 +99,37 @@ def test_a_delay_breaks_a_cycle():
 
 
 def test_a_channel_that_nobody_published_is_zero_before_its_first_tick():
-    metrics = run(Graph((box("w", writes=["x"], publish=False), box("r", ["x"])), {("r", "x"): 1}), 2)
+    metrics = run(
+        Graph((box("w", writes=["x"], publish=False), box("r", ["x"])), {("r", "x"): 1}), 2
+    )
     assert metrics["r/saw_x"].tolist() == [0, 1]
 
 
 def test_fragments_step_from_start_every_so_often_and_rest_in_between():
     fragments = box("w", writes=["x"], start=4, every=3), box("r", ["x"])
     metrics = run(Graph(fragments), 9)
-    assert metrics["w/count"].tolist() == [0, 0, 0, 0, 1, 0, 0, 2, 0]  # metrics are zero in a tick without a step
-    assert metrics["r/saw_x"].tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]  # its channel retains its value
+    assert metrics["w/count"].tolist() == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        2,
+        0,
+    ]  # metrics are zero in a tick without a step
+    assert metrics["r/saw_x"].tolist() == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        2,
+        2,
+    ]  # its channel retains its value
     counted = [graphs.active_ticks(fragments[0], 0, n) for n in range(10)]
     assert counted == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
     assert graphs.active_ticks(fragments[0], 3, 6) == 1

@@ -1,5 +1,5 @@
-"""Reading the text of a compiled program: excerpts of `test_explain`'s data-parallel program in the formats of two
-versions of XLA.
+"""Reading the text of a compiled program: excerpts of `test_explain`'s data-parallel program in the
+formats of two versions of XLA.
 
 Types, operands and metadata that are not read are left out.
 """
@@ -125,7 +125,10 @@ LEFT_BEHIND = """
 @pytest.mark.parametrize("text", [JAX_0_10, JAX_0_11])
 @pytest.mark.parametrize("behind", ["", LEFT_BEHIND])
 def test_texts_of_both_versions_are_counted_alike(text: str, behind: str):
-    each_update, each_tick = Collective("all-reduce", 1, 4.0, 24), Collective("all-reduce", 1, 1.0, 4)
+    each_update, each_tick = (
+        Collective("all-reduce", 1, 4.0, 24),
+        Collective("all-reduce", 1, 1.0, 4),
+    )
     assert set(find_collectives(text + behind, ticks=3)) == {each_update, each_tick}
     assert sorted(loop_runs(text + behind)) == [3.0, 12.0]
 
@@ -151,11 +154,17 @@ TPU_CONDITION = """
 
 
 @pytest.mark.parametrize(("direction", "number"), [("LT", 128.0), ("NE", None)])
-def test_on_a_tpu_a_loop_counts_up_to_the_number_of_its_condition(direction: str, number: float | None):
+def test_on_a_tpu_a_loop_counts_up_to_the_number_of_its_condition(
+    direction: str, number: float | None
+):
     text = JAX_0_11.replace('"known_trip_count":{"n":"4"}', "")
-    unknown = next(line for line in text.splitlines() if "condition=" in line and "known_trip" not in line)
+    unknown = next(
+        line for line in text.splitlines() if "condition=" in line and "known_trip" not in line
+    )
     name = unknown.partition("condition=%")[2].partition(",")[0]
-    condition = TPU_CONDITION.replace("%counted", f"%{name}_counted").replace("=LT", f"={direction}")
+    condition = TPU_CONDITION.replace("%counted", f"%{name}_counted").replace(
+        "=LT", f"={direction}"
+    )
     runs = loop_runs(text.replace(f"condition=%{name},", f"condition=%{name}_counted,") + condition)
     known = {often for often in runs if often == often}
     assert known == ({3.0, 3.0 * number} if number else {3.0})

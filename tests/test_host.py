@@ -1,4 +1,6 @@
-"""Host environments in the graph: rollouts report all steps, placements change no bit, no action waits without need."""
+"""Host environments in the graph: rollouts report all steps, placements change no bit, no action
+waits without need.
+"""
 
 from functools import cache, partial
 
@@ -21,13 +23,33 @@ SMALL = dict(policy_hidden=(4,), learning_rate=0.02)
 
 def algorithm(name: str):
     if name == "ppo":
-        return ppo(rollout_length=6, num_epochs=1, num_minibatches=2, value_hidden=(4,), recurrent_size=4, **SMALL)
+        return ppo(
+            rollout_length=6,
+            num_epochs=1,
+            num_minibatches=2,
+            value_hidden=(4,),
+            recurrent_size=4,
+            **SMALL,
+        )
     return sac(
-        rollout_length=2, updates_per_tick=2, batch_size=8, buffer_size=200, warmup_steps=8, critic_hidden=(4,), **SMALL
+        rollout_length=2,
+        updates_per_tick=2,
+        batch_size=8,
+        buffer_size=200,
+        warmup_steps=8,
+        critic_hidden=(4,),
+        **SMALL,
     )
 
 
-def chunks(name: str, placement: str, overlap: str = "none", num: int = 3, seeds: tuple[int, ...] = (0,), **how):
+def chunks(
+    name: str,
+    placement: str,
+    overlap: str = "none",
+    num: int = 3,
+    seeds: tuple[int, ...] = (0,),
+    **how,
+):
     """Return the rollouts and the final state of three chunks of two ticks."""
     env = tiny.host_line(discrete=name == "ppo", num_seeds=len(seeds))._replace(**how)
     keys = jax.vmap(jax.random.key)(np.array(seeds))
@@ -50,9 +72,15 @@ def fused(name: str, overlap: str = "none"):
 
 @pytest.mark.parametrize(
     ("name", "placement", "overlap"),
-    [("ppo", "central_inference", "none"), ("ppo", "sampler_learner", "sampling"), ("sac", "actor_critic", "all")],
+    [
+        ("ppo", "central_inference", "none"),
+        ("ppo", "sampler_learner", "sampling"),
+        ("sac", "actor_critic", "all"),
+    ],
 )
-def test_every_placement_computes_the_same_bits_from_a_host_environment(same_bits, name, placement, overlap):
+def test_every_placement_computes_the_same_bits_from_a_host_environment(
+    same_bits, name, placement, overlap
+):
     _, want, want_rows = fused(name, overlap)
     _, got, rows = chunks(name, placement, overlap)
     jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -76,8 +104,12 @@ def test_each_seed_of_a_shared_pool_learns_as_it_does_alone(name, placement):
         _, alone, own_rows = chunks(name, placement, "sampling", num=2, seeds=(seed,))
         mine = jax.tree.map(lambda x, i=i: x[i], together._replace(tick=(), hyper=()))
         steps = mine.private["sample"].steps
-        assert steps == 2 * alone.private["sample"].steps  # the pool counts the steps of all its slices
-        mine.private["sample"] = mine.private["sample"]._replace(steps=alone.private["sample"].steps)
+        assert (
+            steps == 2 * alone.private["sample"].steps
+        )  # the pool counts the steps of all its slices
+        mine.private["sample"] = mine.private["sample"]._replace(
+            steps=alone.private["sample"].steps
+        )
         jax.tree.map(close, mine, alone._replace(tick=(), hyper=()))
         jax.tree.map(lambda x, y, i=i: close(x[i], y[0]), rows, own_rows)
 
@@ -97,7 +129,9 @@ def test_a_rollout_tells_what_happened_in_the_environments():
     done = whole.terminated | whole.truncated
     assert done.any() and not done.all()
     moved = whole.next_obs[..., 0] - whole.obs[..., 0]
-    np.testing.assert_allclose(moved, whole.action[..., 0], atol=1e-6)  # `next_obs`, also at the end of an episode
+    np.testing.assert_allclose(
+        moved, whole.action[..., 0], atol=1e-6
+    )  # `next_obs`, also at the end of an episode
     np.testing.assert_allclose(whole.reward, 1.0 - np.abs(whole.next_obs[..., 0]), atol=1e-6)
     np.testing.assert_array_equal(whole.obs[1:][~done[:-1]], whole.next_obs[:-1][~done[:-1]])
     np.testing.assert_array_equal(whole.first[1:], done[:-1])
@@ -108,7 +142,11 @@ def test_a_rollout_tells_what_happened_in_the_environments():
 def test_what_does_not_wait_for_the_host_is_dispatched_before_it_is_called():
     run, _, _ = fused("ppo", "sampling")
     assert isinstance(run, Chain)
-    assert [segment.name for segment in run.segments] == ["learn", "sample", "statistics, experience"]
+    assert [segment.name for segment in run.segments] == [
+        "learn",
+        "sample",
+        "statistics, experience",
+    ]
     run, _, _ = fused("ppo")
     assert [segment.name for segment in run.segments] == ["sample", "statistics, experience, learn"]
 
@@ -117,12 +155,19 @@ def test_learning_evaluates_in_environments_of_its_own_and_resumes_with_fresh_ep
     def learn(total_steps: int, **options):
         env = tiny.host_line(discrete=True)
         return jf.learn(
-            env, algorithm("ppo"), total_steps=total_steps, eval_episodes=4, tell=lambda line: None, **options
+            env,
+            algorithm("ppo"),
+            total_steps=total_steps,
+            eval_episodes=4,
+            tell=lambda line: None,
+            **options,
         )
 
     first = learn(96, run_dir=tmp_path / "run")
     again = learn(96)
-    jax.tree.map(np.testing.assert_array_equal, first.state.private["learn"], again.state.private["learn"])
+    jax.tree.map(
+        np.testing.assert_array_equal, first.state.private["learn"], again.state.private["learn"]
+    )
     assert first.summary["eval_episodes"] == 4 and np.isfinite(first.summary["eval_return_mean"])
     on = learn(192, resume=tmp_path / "run")
     assert on.summary["env_steps"] == 192
@@ -131,18 +176,28 @@ def test_learning_evaluates_in_environments_of_its_own_and_resumes_with_fresh_ep
 
 def test_a_number_that_is_not_finite_names_the_step(tmp_path):
     env = tiny.host_line(discrete=False)
-    broken = env._replace(recv=lambda group: (s := env.recv(group))._replace(reward=s.reward + np.float32(np.nan)))
-    with pytest.raises(jf.NonFiniteError, match=r"environment line gave a NaN .* at step 1 of an environment"):
+    broken = env._replace(
+        recv=lambda group: (s := env.recv(group))._replace(reward=s.reward + np.float32(np.nan))
+    )
+    with pytest.raises(
+        jf.NonFiniteError, match=r"environment line gave a NaN .* at step 1 of an environment"
+    ):
         jf.learn(broken, algorithm("sac"), total_steps=64, eval_episodes=1)
 
 
 def test_what_the_host_cannot_do_is_refused_in_a_line():
     graph, _ = build_graph(tiny.host_line(discrete=True), algorithm("ppo"))
-    with pytest.raises(GraphError, match="data_parallel shards 'sample' over 2 devices, but it runs on the host"):
+    with pytest.raises(
+        GraphError, match="data_parallel shards 'sample' over 2 devices, but it runs on the host"
+    ):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 1)
-    for env, num_seeds in ((tiny.host_line(discrete=True), 2), (tiny.host_line(discrete=True, num_seeds=2), 1)):
+    for env, num_seeds in (
+        (tiny.host_line(discrete=True), 2),
+        (tiny.host_line(discrete=True, num_seeds=2), 1),
+    ):
         with pytest.raises(
-            ValueError, match=rf"num_seeds={num_seeds}: .* write make_env\(..., num_seeds={num_seeds}\)"
+            ValueError,
+            match=rf"num_seeds={num_seeds}: .* write make_env\(..., num_seeds={num_seeds}\)",
         ):
             jf.learn(env, algorithm("ppo"), total_steps=24, num_seeds=num_seeds)
     compiled, _ = build_graph(tiny.line(discrete=True), algorithm("ppo"))

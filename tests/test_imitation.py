@@ -17,11 +17,21 @@ from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
 from jaxrl_fast.learning.imitation import TEACHER, entries_for, labeling
 
-REPLAY: dict[str, Any] = dict(batch_size=8, buffer_size=400, warmup_steps=8, policy_hidden=(8,), critic_hidden=(8,))
+REPLAY: dict[str, Any] = dict(
+    batch_size=8, buffer_size=400, warmup_steps=8, policy_hidden=(8,), critic_hidden=(8,)
+)
 ROLLOUTS: dict[str, Any] = dict(rollout_length=8, num_minibatches=2)
 STUDENTS = {
-    "ppo": (True, lambda **more: jf.ppo(**ROLLOUTS, num_epochs=2, policy_hidden=(8,), value_hidden=(8,), **more)),
-    "ppo, one network": (True, lambda **more: jf.ppo(**ROLLOUTS, num_epochs=2, share_torso=True, **more)),
+    "ppo": (
+        True,
+        lambda **more: jf.ppo(
+            **ROLLOUTS, num_epochs=2, policy_hidden=(8,), value_hidden=(8,), **more
+        ),
+    ),
+    "ppo, one network": (
+        True,
+        lambda **more: jf.ppo(**ROLLOUTS, num_epochs=2, share_torso=True, **more),
+    ),
     "ppo, continuous, with a memory": (
         False,
         lambda **more: jf.ppo(**ROLLOUTS, num_epochs=2, recurrent_size=4, **more),
@@ -34,11 +44,18 @@ STUDENTS = {
     ),
     "sac_discrete": (True, lambda **more: jf.sac_discrete(**REPLAY, **more)),
     "iql": (False, lambda **more: jf.iql(**REPLAY, **more)),
-    "reppo": (False, lambda **more: jf.reppo(**ROLLOUTS, num_epochs=2, policy_hidden=(8,), critic_hidden=(8,), **more)),
+    "reppo": (
+        False,
+        lambda **more: jf.reppo(
+            **ROLLOUTS, num_epochs=2, policy_hidden=(8,), critic_hidden=(8,), **more
+        ),
+    ),
     "td3": (False, lambda **more: jf.td3(**REPLAY, **more)),
     "flash_sac": (
         False,
-        lambda **more: jf.flash_sac(**{**REPLAY, "policy_hidden": (4,), "critic_hidden": (4,)}, **more),
+        lambda **more: jf.flash_sac(
+            **{**REPLAY, "policy_hidden": (4,), "critic_hidden": (4,)}, **more
+        ),
     ),
 }
 
@@ -49,8 +66,12 @@ def quiet(message: str) -> None:
 
 def teacher_of(*, discrete: bool, **options: Any) -> jf.Policy:
     """Return the policy of a short run, which normalizes observations."""
-    small: dict[str, Any] = dict(**ROLLOUTS, policy_hidden=(8,), value_hidden=(8,), learning_rate=1e-2, **options)
-    return jf.learn(line(discrete=discrete), jf.ppo(**small), total_steps=320, eval_every=0, tell=quiet).policy
+    small: dict[str, Any] = dict(
+        **ROLLOUTS, policy_hidden=(8,), value_hidden=(8,), learning_rate=1e-2, **options
+    )
+    return jf.learn(
+        line(discrete=discrete), jf.ppo(**small), total_steps=320, eval_every=0, tell=quiet
+    ).policy
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +105,9 @@ def rollout_of(length: int, seed: int = 0) -> Transition:
     obs = rng.normal(size=(length, 3, 2)).astype(np.float32)
     first = rng.random((length, 3)) < 0.3
     flat: Any = np.zeros((length, 3), np.float32)
-    return Transition(jnp.asarray(obs), flat, flat, obs, flat, flat, jnp.asarray(first), Extras({}, {}))
+    return Transition(
+        jnp.asarray(obs), flat, flat, obs, flat, flat, jnp.asarray(first), Extras({}, {})
+    )
 
 
 @pytest.mark.parametrize("memory", [0, 4])
@@ -100,12 +123,18 @@ def test_a_teacher_says_what_it_would_do_in_each_step(memory: int) -> None:
         rollout = rollout_of(5, number)
         labeled, state = apply(rollout, {}, state, None, key)
         for t in range(5):
-            action, carry = policy.act_arrays(policy.params, carry, rollout.obs[t], rollout.first[t], key)
-            np.testing.assert_allclose(labeled.extras.decision[TEACHER][t], action, rtol=1e-5, atol=1e-6)
+            action, carry = policy.act_arrays(
+                policy.params, carry, rollout.obs[t], rollout.first[t], key
+            )
+            np.testing.assert_allclose(
+                labeled.extras.decision[TEACHER][t], action, rtol=1e-5, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_a_student_becomes_like_its_teacher_and_then_learns_alone(name: str, teachers: dict[bool, jf.Policy]) -> None:
+def test_a_student_becomes_like_its_teacher_and_then_learns_alone(
+    name: str, teachers: dict[bool, jf.Policy]
+) -> None:
     discrete, make = STUDENTS[name]
     taught = jf.with_teacher(make(learning_rate=1e-2), teachers[discrete], share=0.5)
     result = jf.learn(line(discrete=discrete), taught, total_steps=1_600, eval_every=0, tell=quiet)
@@ -136,7 +165,9 @@ def test_the_gradient_is_the_teachers_at_first_and_the_algorithms_own_in_the_end
 
 
 @pytest.mark.parametrize("name", ["ppo, continuous, with a memory", "sac"])
-def test_placements_and_seeds_change_a_taught_run_only_by_rounding(name: str, teachers: dict[bool, jf.Policy]) -> None:
+def test_placements_and_seeds_change_a_taught_run_only_by_rounding(
+    name: str, teachers: dict[bool, jf.Policy]
+) -> None:
     discrete, make = STUDENTS[name]
     taught, env = jf.with_teacher(make(), teachers[discrete]), line(discrete=discrete)
     options: dict[str, Any] = dict(total_steps=96, eval_every=0, tell=quiet)
@@ -147,7 +178,9 @@ def test_placements_and_seeds_change_a_taught_run_only_by_rounding(name: str, te
     parts = [part for part in ("actor", "agent") if part in alone]
     for other in (sharded, apart, seeds):
         for part in parts:
-            for a, b in zip(jax.tree.leaves(alone[part]), jax.tree.leaves(other[part]), strict=True):
+            for a, b in zip(
+                jax.tree.leaves(alone[part]), jax.tree.leaves(other[part]), strict=True
+            ):
                 np.testing.assert_allclose(a[0], b[0], rtol=2e-4, atol=2e-5)
 
 
@@ -168,7 +201,9 @@ def test_a_resumed_taught_run_equals_an_uninterrupted_one(memory: int, tmp_path:
 def test_a_teacher_reads_only_the_entries_that_it_was_trained_on() -> None:
     """And the student only its own keys."""
     env = in_dictionary(discrete=False)
-    teacher = jf.learn(env, jf.sac(**REPLAY, policy_keys=("twice",)), total_steps=80, eval_every=0, tell=quiet).policy
+    teacher = jf.learn(
+        env, jf.sac(**REPLAY, policy_keys=("twice",)), total_steps=80, eval_every=0, tell=quiet
+    ).policy
     half = teacher._replace(spec=teacher.spec._replace(obs={"twice": teacher.spec.obs["twice"]}))
     assert set(entries_for(half.spec, env.spec, "sac")({"point": 1, "twice": 2})) == {"twice"}
     taught = jf.with_teacher(jf.ppo(**ROLLOUTS, policy_keys=("point",)), teacher)
@@ -187,9 +222,16 @@ def test_what_cannot_teach_is_refused_in_one_line(teachers: dict[bool, jf.Policy
     with pytest.raises(ValueError, match="an algorithm without a teacher"):
         jf.with_teacher(jf.with_teacher(jf.ppo(), teachers[True]), teachers[True])
     flags, lengths = np.zeros(99, bool), np.array([50, 49])
-    data = jf.Dataset({"": np.zeros((101, 2))}, np.zeros((99, 1)), np.zeros(99), flags, flags, lengths)
+    data = jf.Dataset(
+        {"": np.zeros((101, 2))}, np.zeros((99, 1)), np.zeros(99), flags, flags, lengths
+    )
     with pytest.raises(ValueError, match="leave teacher or data out"):
-        jf.learn(line(discrete=False), jf.with_teacher(jf.sac(**REPLAY), teachers[False]), total_steps=80, data=data)
+        jf.learn(
+            line(discrete=False),
+            jf.with_teacher(jf.sac(**REPLAY), teachers[False]),
+            total_steps=80,
+            data=data,
+        )
     with pytest.raises(ValueError, match="teacher: algo=dqn has values and no policy"):
         learn(line(discrete=True), jf.with_teacher(jf.dqn(epsilon=0.1), teachers[True]))
     with pytest.raises(ValueError, match="whose actions differ from those in line"):
@@ -200,13 +242,21 @@ def test_what_cannot_teach_is_refused_in_one_line(teachers: dict[bool, jf.Policy
         jf.with_teacher(jf.ppo(), teachers[False], share=0.0)
 
 
-def test_a_command_teaches_and_resumes_without_the_teachers_folder(tmp_path: Path, commands: Commands) -> None:
+def test_a_command_teaches_and_resumes_without_the_teachers_folder(
+    tmp_path: Path, commands: Commands
+) -> None:
     def call(*words: str, status: int = 0) -> str:
         ended = commands.run(tmp_path, "train", *words, trains=True)
         assert ended.status == status, ended.err
         return ended.err if status else ended.out
 
-    small = ["env=pendulum", "num_envs=4", "eval.episodes=4", "eval.beside=false", "algo.policy_hidden=[8]"]
+    small = [
+        "env=pendulum",
+        "num_envs=4",
+        "eval.episodes=4",
+        "eval.beside=false",
+        "algo.policy_hidden=[8]",
+    ]
     call(*small, "algo=sac", "total_steps=400", "algo.critic_hidden=[8]", "run_dir=teacher")
     student = ["algo=ppo", "algo.rollout_length=16", "total_steps=640", "run_dir=student"]
     assert "the policy of teacher teaches it" in call(*small, *student, "teacher=teacher")

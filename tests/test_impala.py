@@ -19,13 +19,26 @@ SPEC = tiny.line(discrete=True).spec
 
 
 def small_impala(**options):
-    rates = dict(learning_rate=0.01, discount=GAMMA, trace_lambda=0.9, clip_rho=1.1, clip_c=0.8, optimizer="adam")
-    return jf.impala(**rates | dict(hidden=(3,), rollout_length=T, entropy_coef=0.05, value_coef=0.4) | options)
+    rates = dict(
+        learning_rate=0.01,
+        discount=GAMMA,
+        trace_lambda=0.9,
+        clip_rho=1.1,
+        clip_c=0.8,
+        optimizer="adam",
+    )
+    return jf.impala(
+        **rates | dict(hidden=(3,), rollout_length=T, entropy_coef=0.05, value_coef=0.4) | options
+    )
 
 
 def batch() -> OnPolicyBatch:
     obs, next_obs = RNG.normal(size=(2, T, B, 2)).astype(np.float32)
-    terminated, truncated, no = np.zeros((T, B), bool), np.zeros((T, B), bool), np.zeros((T, B), bool)
+    terminated, truncated, no = (
+        np.zeros((T, B), bool),
+        np.zeros((T, B), bool),
+        np.zeros((T, B), bool),
+    )
     terminated[1, 0] = truncated[2, 1] = True
     reward, behavior = RNG.normal(size=(2, T, B)).astype(np.float32)
     action = RNG.integers(0, 2, (T, B)).astype(np.int32)
@@ -48,7 +61,10 @@ def traces(params, data: OnPolicyBatch) -> tuple[np.ndarray, np.ndarray]:
     next_value = references.mlp(params, np.float64(data.transition.next_obs))[..., 2]
     steps, targets, advantages = data.transition, np.zeros((T, B)), np.zeros((T, B))
     for b in range(B):
-        own = (x[:, b] for x in (steps.reward, steps.terminated, steps.truncated, value, next_value, ratio))
+        own = (
+            x[:, b]
+            for x in (steps.reward, steps.terminated, steps.truncated, value, next_value, ratio)
+        )
         targets[:, b], advantages[:, b] = references.v_trace(*own, GAMMA, 0.9, 1.1, 0.8)
     return targets, advantages
 
@@ -59,7 +75,10 @@ def test_two_updates_equal_numpy():
     state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
     step = jax.jit(lambda state, data: update(part, state, {}, data, jax.random.key(0), hyper))
     treedef = jax.tree.structure(state.learned.params["network"])
-    leaves, adam = [np.float64(x) for x in jax.tree.leaves(state.learned.params)], references.Adam(0.01, 0.2)
+    leaves, adam = (
+        [np.float64(x) for x in jax.tree.leaves(state.learned.params)],
+        references.Adam(0.01, 0.2),
+    )
     for _ in range(2):
         data = batch()
         state, metrics, _ = step(state, data)
@@ -71,8 +90,12 @@ def test_two_updates_equal_numpy():
             return -np.mean(log_prob * advantage) + 0.4 * regression - 0.05 * np.mean(entropy)
 
         log_prob, _, value = terms(treedef.unflatten(leaves), data)
-        np.testing.assert_allclose(metrics["policy_loss"], -np.mean(log_prob * advantage), rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(metrics["value_loss"], 0.5 * np.mean((value - target) ** 2), rtol=1e-3)
+        np.testing.assert_allclose(
+            metrics["policy_loss"], -np.mean(log_prob * advantage), rtol=1e-3, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            metrics["value_loss"], 0.5 * np.mean((value - target) ** 2), rtol=1e-3
+        )
         ratio = np.exp(log_prob - data.extras["log_prob"])
         np.testing.assert_allclose(metrics["ratio_deviation"], ratio.std(), rtol=1e-3)
         leaves = adam.step(leaves, references.gradient(loss, leaves))
@@ -89,7 +112,9 @@ def deviations(**options) -> list[float]:
         total_steps=8 * T * 6,
         eval_episodes=2,
         tell=lambda line: None,
-        on_metrics=lambda row: seen.append(row["learn/ratio_deviation"]) if row["kind"] == "train" else None,
+        on_metrics=lambda row: (
+            seen.append(row["learn/ratio_deviation"]) if row["kind"] == "train" else None
+        ),
         **options,
     )
     return [value for value in seen if value is not None]  # no updates in the first tick

@@ -1,5 +1,6 @@
-"""What the package reads of traced programs, in the installed JAX: split, written in NumPy and as ONNX, each form of a
-call, a loop of one step, a branch and every primitive whose name or parameters differ between versions of JAX.
+"""What the package reads of traced programs, in the installed JAX: split, written in NumPy and as
+ONNX, each form of a call, a loop of one step, a branch and every primitive whose name or parameters
+differ between versions of JAX.
 """
 
 from functools import partial
@@ -71,7 +72,9 @@ FORMS = {
     "softmax": lambda x: jax.nn.log_softmax(x * SCALE),
     "gelu": jax.nn.gelu,
     "einsum": lambda x: jnp.einsum("bi,ij->bj", x, np.eye(3, dtype=np.float32)),
-    "exp and log": lambda x: jnp.log(jnp.exp(x) + 1.0) + jnp.sin(x) * jnp.cos(x) + jnp.floor(x) + jnp.sign(x),
+    "exp and log": lambda x: (
+        jnp.log(jnp.exp(x) + 1.0) + jnp.sin(x) * jnp.cos(x) + jnp.floor(x) + jnp.sign(x)
+    ),
 }
 
 
@@ -122,6 +125,8 @@ def leaves_of(name: str, x: jax.Array) -> list[jax.Array]:
 
 
 def test_a_loop_of_two_steps_is_no_single_step():
-    loop = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + y, c), x, jnp.ones((2, 1, 3))))(SCALE)
+    loop = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + y, c), x, jnp.ones((2, 1, 3))))(
+        SCALE
+    )
     (eqn,) = (eqn for eqn in loop.jaxpr.eqns if eqn.primitive.name == "scan")
     assert jaxprs.single_step(eqn) is None and len(jaxprs.inner_programs(eqn)) == 1

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.learning import flat_params
-from jaxrl_fast.learning.flat_params import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
+from jaxrl_fast.learning.flat_params import (
+    can_join,
+    pack,
+    pack_moments,
+    packing_of,
+    stacked,
+    unpack,
+    unpack_moments,
+)
 from jaxrl_fast.learning.rollout import pack_step, unpack_steps
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
 from jaxrl_fast.learning.updates import init_part
@@ -23,8 +31,14 @@ SMALL = dict(policy_hidden=(8,), critic_hidden=(8,))
 OFF_POLICY = dict(updates_per_tick=3, batch_size=16, warmup_steps=16, buffer_size=256)
 ALGORITHMS = {
     "sac": ("pendulum", jf.sac(**SMALL, **OFF_POLICY)),
-    "sac with memory": ("pendulum", jf.sac(**SMALL, **OFF_POLICY, recurrent_size=4, sequence_length=2, burn_in=1)),
-    "td3": ("pendulum", jf.td3(**SMALL, **OFF_POLICY, num_critics=3, target_critics=2, critic_dropout=0.2)),
+    "sac with memory": (
+        "pendulum",
+        jf.sac(**SMALL, **OFF_POLICY, recurrent_size=4, sequence_length=2, burn_in=1),
+    ),
+    "td3": (
+        "pendulum",
+        jf.td3(**SMALL, **OFF_POLICY, num_critics=3, target_critics=2, critic_dropout=0.2),
+    ),
     "iql": ("pendulum", jf.iql(**SMALL, **OFF_POLICY)),
     "td3_bc": ("pendulum", jf.td3_bc(**SMALL, **OFF_POLICY)),
     "fast_td3": ("pendulum", jf.fast_td3(**SMALL, **OFF_POLICY)),
@@ -41,13 +55,21 @@ def leaves_equal(one, other) -> None:
 
 
 def network(seed: float) -> dict:
-    own = {"kernel": jnp.arange(6.0).reshape(2, 3) + seed, "bias": jnp.arange(3.0) - seed, "scale": jnp.float32(seed)}
+    own = {
+        "kernel": jnp.arange(6.0).reshape(2, 3) + seed,
+        "bias": jnp.arange(3.0) - seed,
+        "scale": jnp.float32(seed),
+    }
     return {"params": own}
 
 
 TREES = pytest.mark.parametrize(
     ("params", "size"),
-    [(network(0.5), 0), ((network(1.0), network(2.0)), 2), ((network(1.0), {"other": jnp.ones(2)}), 0)],
+    [
+        (network(0.5), 0),
+        ((network(1.0), network(2.0)), 2),
+        ((network(1.0), {"other": jnp.ones(2)}), 0),
+    ],
     ids=["network", "ensemble", "any tuple"],
 )
 
@@ -60,7 +82,9 @@ def test_packing_gives_back_what_was_packed(params, size):
 
 
 @TREES
-@pytest.mark.parametrize("optimizer", [optax.adam(1e-3), optax.chain(optax.clip(1.0), optax.rmsprop(1e-3))])
+@pytest.mark.parametrize(
+    "optimizer", [optax.adam(1e-3), optax.chain(optax.clip(1.0), optax.rmsprop(1e-3))]
+)
 def test_an_optimizers_moments_are_packed_and_its_counts_are_not(params, size, optimizer):
     packing, state = packing_of(params, size), optimizer.init(params)
     packed = pack_moments(packing, state)
@@ -74,7 +98,9 @@ def test_an_optimizer_that_nobody_knows_has_its_arrays_one_by_one():
     part = bind(ALGORITHMS["sac"][1], own.spec, 8).parts["critic"]
     state = init_part(part, jax.random.key(0), ALGORITHMS["sac"][1].hyper)
     assert can_join(part, state)
-    lamb = part._replace(optimizers=dict.fromkeys(part.optimizers, lambda hyper: optax.lamb(hyper.learning_rate)))
+    lamb = part._replace(
+        optimizers=dict.fromkeys(part.optimizers, lambda hyper: optax.lamb(hyper.learning_rate))
+    )
     assert not can_join(lamb, state)
 
 
@@ -90,24 +116,32 @@ def test_steps_keep_every_bit(seed):
     }
     _, packed = jax.lax.scan(lambda carry, step: (carry, pack_step(step)), (), steps)
     assert packed.words.shape == (5, 4, 3 + 1 + 2)
-    back = unpack_steps(packed, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), steps))
+    back = unpack_steps(
+        packed, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), steps)
+    )
     for name, value in steps.items():
         np.testing.assert_array_equal(np.asarray(back[name]).tobytes(), np.asarray(value).tobytes())
 
 
 @pytest.mark.parametrize(
     ("name", "kernels_singly"),
-    [*((name, True) for name in ALGORITHMS), *((name, False) for name in ("sac with memory", "td3", "ppo"))],
+    [
+        *((name, True) for name in ALGORITHMS),
+        *((name, False) for name in ("sac with memory", "td3", "ppo")),
+    ],
 )
 def test_a_run_computes_the_same_joined(name, kernels_singly, monkeypatch):
-    """Run ticks with separate arrays, and in one program whose state is joined from the first tick to the last: where
-    joining is requested, and where networks are small.
+    """Run ticks with separate arrays, and in one program whose state is joined from the first tick
+    to the last: where joining is requested, and where networks are small.
     """
     monkeypatch.setattr(flat_params, "SMALL_NETWORKS", 0)
     env_name, algorithm = ALGORITHMS[name]
     env = jf.make_env(env_name, num_envs=8)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000))
-    state, step = jax.jit(partial(init, graph))(jax.random.key(0), algorithm.hyper), jax.jit(partial(tick, graph))
+    state, step = (
+        jax.jit(partial(init, graph))(jax.random.key(0), algorithm.hyper),
+        jax.jit(partial(tick, graph)),
+    )
     length, rows = agent.warmup_ticks + 2, []
     for _ in range(length):
         state, metrics = step(state)

@@ -1,5 +1,5 @@
-"""The cache of compiled programs: a cached program saves tracing, changes no number, and is used only where it is
-valid.
+"""The cache of compiled programs: a cached program saves tracing, changes no number, and is used
+only where it is valid.
 """
 
 import csv
@@ -28,7 +28,14 @@ from jaxrl_fast.runtime.graph import Fragment, Graph, TrainState
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.machine import make_room
 
-WORDS = ["env=cartpole", "algo=ppo", "num_envs=4", "total_steps=1024", "algo.rollout_length=8", "tuned=false"]
+WORDS = [
+    "env=cartpole",
+    "algo=ppo",
+    "num_envs=4",
+    "total_steps=1024",
+    "algo.rollout_length=8",
+    "tuned=false",
+]
 COMMAND = """
 import atexit, json, sys
 import jax
@@ -161,7 +168,9 @@ def test_setup_makes_room_in_xlas_cache(tmp_path):
     )
     env = {**os.environ, "JAXRL_FAST_CACHE": str(tmp_path)}
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
+        )
         folder = Path(done.stdout.strip())
         assert folder.parent == tmp_path and list(folder.iterdir()) == []
         (folder / "old-cache").write_bytes(b"program")
@@ -181,13 +190,16 @@ def test_a_node_of_another_package_keeps_its_names():
 
     def names(tree):
         return [
-            jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in jax.tree_util.tree_leaves_with_path(tree)
+            jax.tree_util.keystr(p, simple=True, separator=".")
+            for p, _ in jax.tree_util.tree_leaves_with_path(tree)
         ]
 
     assert names(found) == names(state)
 
 
-@pytest.mark.parametrize("place", ["os:stat_result", "jaxrl_fast.commands.env_cache:KeptFiles", "subprocess:Popen"])
+@pytest.mark.parametrize(
+    "place", ["os:stat_result", "jaxrl_fast.commands.env_cache:KeptFiles", "subprocess:Popen"]
+)
 def test_only_types_of_a_state_are_made(place):
     with pytest.raises(ValueError, match="is not a type of a state"):
         program_store.from_json(["own", place, []])
@@ -218,7 +230,9 @@ def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
     assert changed()
     monkeypatch.setattr(identities, "_version", lambda name: "1.2.3")
     assert changed()
-    with jax.numpy_rank_promotion("warn" if jax.config.jax_numpy_rank_promotion != "warn" else "allow"):
+    with jax.numpy_rank_promotion(
+        "warn" if jax.config.jax_numpy_rank_promotion != "warn" else "allow"
+    ):
         assert changed()
     monkeypatch.setattr(identities, "OWN", ("some_physics",))
     assert changed()
@@ -259,11 +273,17 @@ def counted(name: str, function):
     return call
 
 
-def run_twice(placement: str, devices: int, store: Kept | None, num_seeds: int = 1) -> list[np.ndarray]:
+def run_twice(
+    placement: str, devices: int, store: Kept | None, num_seeds: int = 1
+) -> list[np.ndarray]:
     """Return all numbers of two chunks of a small PPO run."""
     env = tiny.line(discrete=True, num_envs=8)
-    env = env._replace(**{name: counted(name, getattr(env, name)) for name in ("reset", "draw_fresh", "step")})
-    algorithm = ppo(rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
+    env = env._replace(
+        **{name: counted(name, getattr(env, name)) for name in ("reset", "draw_fresh", "step")}
+    )
+    algorithm = ppo(
+        rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,)
+    )
     graph, _ = build_graph(env, algorithm, GraphOptions())
     placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
     keys = jax.random.split(jax.random.key(3), num_seeds)
@@ -271,12 +291,17 @@ def run_twice(placement: str, devices: int, store: Kept | None, num_seeds: int =
     init, run = program.ready(keys, algorithm.hyper, store)
     state, metrics = run(init(keys, algorithm.hyper))
     state, more = run(state)
-    leaves = [*jax.tree.leaves(state._replace(key=jax.random.key_data(state.key))), *metrics.values(), *more.values()]
+    leaves = [
+        *jax.tree.leaves(state._replace(key=jax.random.key_data(state.key))),
+        *metrics.values(),
+        *more.values(),
+    ]
     return [np.asarray(leaf) for leaf in leaves]
 
 
 @pytest.mark.parametrize(
-    ("placement", "devices", "num_seeds"), [("fused", 1, 1), ("data_parallel", 2, 2), ("sharded_sampling", 2, 1)]
+    ("placement", "devices", "num_seeds"),
+    [("fused", 1, 1), ("data_parallel", 2, 2), ("sharded_sampling", 2, 1)],
 )
 def test_kept_programs_are_not_traced_and_compute_the_same_bits(placement, devices, num_seeds):
     store = Kept()
@@ -291,7 +316,9 @@ def test_kept_programs_are_not_traced_and_compute_the_same_bits(placement, devic
 
 
 def test_a_module_that_is_imported_later_is_loaded_at_its_first_use(tmp_path, monkeypatch):
-    (tmp_path / "heavy_pictures.py").write_text("import sys\nsys.loaded_pictures = True\ncolor = 'red'\n")
+    (tmp_path / "heavy_pictures.py").write_text(
+        "import sys\nsys.loaded_pictures = True\ncolor = 'red'\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     adapter_utils.import_later("heavy_pictures", "no_such_module_at_all")
     import heavy_pictures
@@ -314,7 +341,9 @@ def test_gymnax_starts_without_the_libraries_of_its_pictures(tmp_path, commands)
     assert commands.run(tmp_path, "python", *lines).out == "[]\n"
 
 
-@pytest.mark.parametrize("damage", [{"exported": b"no program"}, {"results": ["own", "os:stat_result", []]}, {}])
+@pytest.mark.parametrize(
+    "damage", [{"exported": b"no program"}, {"results": ["own", "os:stat_result", []]}, {}]
+)
 def test_a_kept_program_of_another_kind_is_traced_anew_and_said_in_a_line(damage):
     TOLD.clear()
     store = Kept()
@@ -341,16 +370,29 @@ def test_what_cannot_be_exported_is_compiled_all_the_same():
     assert len(TOLD) == 1 and TOLD[0].startswith("chunk: ")
 
 
-def start(folder: Path, cache: Path, *words: str) -> tuple[list[str], list[str], list[dict[str, str]], str]:
+def start(
+    folder: Path, cache: Path, *words: str
+) -> tuple[list[str], list[str], list[dict[str, str]], str]:
     """Run a command; return the traced functions, its modules, its metrics and its output."""
     out = folder.with_suffix(".json")
     env = {**os.environ, "JAXRL_FAST_CACHE": str(cache)}
-    command = [sys.executable, "-c", COMMAND, str(out), *WORDS, *words, f"run_dir={folder}", "eval.beside=false"]
+    command = [
+        sys.executable,
+        "-c",
+        COMMAND,
+        str(out),
+        *WORDS,
+        *words,
+        f"run_dir={folder}",
+        "eval.beside=false",
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     traced, modules = json.loads(out.read_text())
     with (folder / "metrics.csv").open() as file:
-        rows = [{k: v for k, v in row.items() if k not in OF_THE_CLOCK} for row in csv.DictReader(file)]
+        rows = [
+            {k: v for k, v in row.items() if k not in OF_THE_CLOCK} for row in csv.DictReader(file)
+        ]
     return traced, modules, rows, done.stdout + done.stderr
 
 

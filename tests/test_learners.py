@@ -1,5 +1,5 @@
-"""Data-parallel learners: with averaged gradients they compute the updates of one learner; with averaged parameters,
-the mean of their updates.
+"""Data-parallel learners: with averaged gradients they compute the updates of one learner; with
+averaged parameters, the mean of their updates.
 """
 
 from types import SimpleNamespace
@@ -77,7 +77,9 @@ def quadratic(other: str) -> Part:
 
     def gradients(own, peers, batch, key, hyper):
         x = own.params["x"]
-        return GradientResult({"x": 2 * x - jnp.mean(batch) - peers[other].params["x"]}, {"loss": x})
+        return GradientResult(
+            {"x": 2 * x - jnp.mean(batch) - peers[other].params["x"]}, {"loss": x}
+        )
 
     return Part({"x": NUMBER}, gradients, {"x": lambda hyper: optax.sgd(0.1)}, reads=(other,))
 
@@ -87,7 +89,11 @@ class Toy:
 
     def __init__(self, parts: dict[str, Part] | None = None, updates: int = 3) -> None:
         self.parts = parts or {"critic": quadratic("actor"), "actor": quadratic("critic")}
-        self.updates_per_tick, self.hyper, self.acting = updates, (), SimpleNamespace(chooses=("actor",))
+        self.updates_per_tick, self.hyper, self.acting = (
+            updates,
+            (),
+            SimpleNamespace(chooses=("actor",)),
+        )
         self.products, self.num_agents = UNKNOWN_PRODUCTS, None
         self.experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 2)
 
@@ -100,7 +106,10 @@ def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
     """Return state and metrics after some ticks; the shards' batches have means 1 and 3."""
     toy = toy or Toy()
     learning = build_learners(toy, learner_options(**options))
-    data, index = jnp.float32([[[1.0]], [[3.0]]]), jnp.zeros((toy.updates_per_tick, 2, 1), jnp.int32)
+    data, index = (
+        jnp.float32([[[1.0]], [[3.0]]]),
+        jnp.zeros((toy.updates_per_tick, 2, 1), jnp.int32),
+    )
 
     def step(private, inputs, hyper, key):
         return private, {"batches": Batches(data, index)}, {}
@@ -112,9 +121,11 @@ def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
     return after(graph, (), ticks)
 
 
-def reference(ticks: int, *, side_by_side: bool, exchange_every: int, means: list[float]) -> dict[str, float]:
-    """Compute the toy in plain Python: separate learners between two exchanges, then their mean; or, for an exchange
-    every 0 updates, the step of each added to the same number.
+def reference(
+    ticks: int, *, side_by_side: bool, exchange_every: int, means: list[float]
+) -> dict[str, float]:
+    """Compute the toy in plain Python: separate learners between two exchanges, then their mean;
+    or, for an exchange every 0 updates, the step of each added to the same number.
     """
     shared = {"critic": 0.0, "actor": 0.0}
     for update in range(3 * ticks):
@@ -147,11 +158,15 @@ def test_every_learner_computes_what_plain_python_does(side_by_side, learners, a
 
 
 def test_a_server_in_turns_makes_one_optimizer_step_for_each_learner():
-    """Adam's first step has the same size for any gradient: two successive steps are twice as long as one step along
-    their mean.
+    """Adam's first step has the same size for any gradient: two successive steps are twice as long
+    as one step along their mean.
     """
     part = quadratic("critic")._replace(optimizers={"x": lambda hyper: optax.adam(0.1)}, reads=())
-    part = part._replace(gradients=lambda own, *_: GradientResult({"x": own.params["x"] - 1.0}, {"loss": jnp.ones(())}))
+    part = part._replace(
+        gradients=lambda own, *_: GradientResult(
+            {"x": own.params["x"] - 1.0}, {"loss": jnp.ones(())}
+        )
+    )
     ends = {}
     for average in ("gradients", "turns"):
         state, metrics = learn_toy(1, Toy({"critic": part}, 1), learners=2, average=average)
@@ -173,7 +188,12 @@ def test_in_turns_every_step_counts_as_an_update_of_the_run():
         assert float(state.channels["critic"].target["x"]) == followed
 
 
-HOW = [dict(), dict(side_by_side=True), dict(learners=2, average="gradients"), dict(learners=2, average="parameters")]
+HOW = [
+    dict(),
+    dict(side_by_side=True),
+    dict(learners=2, average="gradients"),
+    dict(learners=2, average="parameters"),
+]
 
 
 @pytest.mark.parametrize("how", HOW, ids=["alone", "side_by_side", "gradients", "parameters"])
@@ -182,7 +202,11 @@ def test_a_delayed_part_steps_at_every_nth_update_of_the_run(how, updates, ticks
     """Also where a tick has fewer updates; metrics are means over the learner's steps."""
     parts = {"critic": counting(1), "actor": counting(2)}
     state, metrics = learn_toy(ticks, Toy(parts, updates), **how)
-    steps = {name: float(channel.params["x"]) for name, channel in state.channels.items() if name in parts}
+    steps = {
+        name: float(channel.params["x"])
+        for name, channel in state.channels.items()
+        if name in parts
+    }
     total = updates * ticks
     assert steps == {"critic": total, "actor": -(-total // 2)}
     if updates == 4:
@@ -201,14 +225,16 @@ def counting(every: int) -> Part:
 
 @pytest.mark.parametrize("how", HOW, ids=["alone", "side_by_side", "gradients", "parameters"])
 def test_statistics_targets_and_constraints_are_published_with_the_params(how):
-    """A network with batch statistics, a slow copy and a bound: readers get all three, averaged where learners
-    average.
+    """A network with batch statistics, a slow copy and a bound: readers get all three, averaged
+    where learners average.
     """
 
     def gradients(own, peers, batch, key, hyper):
         variables = own.params["x"]
         grads = {"params": -10.0 * jnp.ones(()), "batch_stats": {"mean": jnp.zeros(())}}
-        return GradientResult({"x": grads}, {}, {"x": {"mean": variables["batch_stats"]["mean"] + jnp.mean(batch)}})
+        return GradientResult(
+            {"x": grads}, {}, {"x": {"mean": variables["batch_stats"]["mean"] + jnp.mean(batch)}}
+        )
 
     network = NUMBER._replace(
         init=lambda key: {"params": jnp.zeros(()), "batch_stats": {"mean": jnp.zeros(())}},
@@ -231,7 +257,9 @@ def test_statistics_targets_and_constraints_are_published_with_the_params(how):
 
 
 def test_a_delayed_part_is_skipped_under_several_seeds_and_not_computed_for_nothing():
-    """Its step is inside a conditional of the compiled program; a select would compute it at every update."""
+    """Its step is inside a conditional of the compiled program; a select would compute it at every
+    update.
+    """
     parts = {"critic": counting(1), "actor": counting(2)}
     (fragment,) = build_learners(Toy(parts, 4)).fragments
     states = jax.vmap(fragment.init)(jax.random.split(KEY, 2))
@@ -240,13 +268,22 @@ def test_a_delayed_part_is_skipped_under_several_seeds_and_not_computed_for_noth
     def step(state, key, turn):
         return fragment.step(state, {"batches": batches}, (), key, turn)[0]
 
-    text = str(jax.make_jaxpr(jax.vmap(step, in_axes=(0, 0, None)))(states, jax.random.split(KEY, 2), jnp.int32(0)))
+    text = str(
+        jax.make_jaxpr(jax.vmap(step, in_axes=(0, 0, None)))(
+            states, jax.random.split(KEY, 2), jnp.int32(0)
+        )
+    )
     assert text.count(" cond[") == 1
 
 
 def test_readers_of_a_part_see_its_slow_target():
     algorithm = sac(
-        batch_size=8, buffer_size=64, warmup_steps=1, updates_per_tick=2, policy_hidden=(4,), critic_hidden=(4,)
+        batch_size=8,
+        buffer_size=64,
+        warmup_steps=1,
+        updates_per_tick=2,
+        policy_hidden=(4,),
+        critic_hidden=(4,),
     )
     graph, _ = build_graph(tiny.line(discrete=False), algorithm, GraphOptions(learners=2))
     reads = {f.name: f.reads for f in graph.fragments}
@@ -265,30 +302,49 @@ def test_gradients_that_are_not_finite_are_dropped_by_the_server_and_counted(ave
         return jnp.where(target > 0.5, jnp.inf, 1.0) * (value - target) ** 2
 
     algorithm = small_ppo(value_loss=broken, num_epochs=1)
-    graph, _ = build_graph(tiny.line(discrete=True), algorithm, GraphOptions(learners=2, average=average, nan="skip"))
+    graph, _ = build_graph(
+        tiny.line(discrete=True), algorithm, GraphOptions(learners=2, average=average, nan="skip")
+    )
     state, metrics = after(graph, algorithm.hyper, 2)
-    dropped = sum(float(np.sum(v)) for name, v in metrics.items() if name.endswith("dropped_updates"))
+    dropped = sum(
+        float(np.sum(v)) for name, v in metrics.items() if name.endswith("dropped_updates")
+    )
     assert 0 < dropped == round(dropped)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.channels["critic"]))
 
 
 @pytest.mark.parametrize(("learners", "instead"), [(3, 2), (0, 1), (16, 4)])
 def test_learners_that_cannot_share_the_batches_are_refused(learners, instead):
-    with pytest.raises(ValueError, match=f"learners={learners} cannot share .* write learners={instead}"):
+    with pytest.raises(
+        ValueError, match=f"learners={learners} cannot share .* write learners={instead}"
+    ):
         build_graph(tiny.line(discrete=True), small_ppo(), GraphOptions(learners=learners))
 
 
 def test_every_part_has_another_key_in_every_update():
     def update(state, peers, batch, key, hyper, updates):
-        return Updated(state, {"drawn": jax.random.bits(key) >> 8}, ())  # 24 bits, which float32 holds
+        return Updated(
+            state, {"drawn": jax.random.bits(key) >> 8}, ()
+        )  # 24 bits, which float32 holds
 
     same = lambda state: state  # noqa: E731
     trainers = dict.fromkeys("ab", Trainer(same, same, same, same, update))
     experience = SimpleNamespace(take=lambda data, index: (), prioritized_by=None)
-    agent = SimpleNamespace(experience=experience, parts=dict.fromkeys("ab", SimpleNamespace(every=1)))
-    states, batches = dict.fromkeys("ab", jnp.zeros(())), Batches((), jnp.zeros((5, 1, 1), jnp.int32))
-    _, metrics, _ = run_updates(Learning(agent), trainers, states, {}, batches, KEY, None, jnp.int32(0))
-    assert len({int(number) for drawn in metrics.values() for number in drawn}) == len(metrics) * 5 == 10
+    agent = SimpleNamespace(
+        experience=experience, parts=dict.fromkeys("ab", SimpleNamespace(every=1))
+    )
+    states, batches = (
+        dict.fromkeys("ab", jnp.zeros(())),
+        Batches((), jnp.zeros((5, 1, 1), jnp.int32)),
+    )
+    _, metrics, _ = run_updates(
+        Learning(agent), trainers, states, {}, batches, KEY, None, jnp.int32(0)
+    )
+    assert (
+        len({int(number) for drawn in metrics.values() for number in drawn})
+        == len(metrics) * 5
+        == 10
+    )
 
 
 @pytest.mark.parametrize("average", ["gradients", "parameters"])
@@ -299,5 +355,10 @@ def test_learners_have_different_keys(average: str):
 
     part = quadratic("critic")._replace(reads=(), gradients=gradients)
     _, metrics = learn_toy(1, Toy({"critic": part}, 1), learners=2, average=average)
-    mean, square = (metrics[name] for what in ("loss", "square") for name in metrics if name.endswith(f"/{what}"))
+    mean, square = (
+        metrics[name]
+        for what in ("loss", "square")
+        for name in metrics
+        if name.endswith(f"/{what}")
+    )
     assert square - mean**2 > 1e-6

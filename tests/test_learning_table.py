@@ -35,9 +35,13 @@ def test_the_interquartile_mean_leaves_the_best_and_the_worst_quarter_out():
 def test_a_row_passes_by_its_number_its_rival_or_by_staying_below():
     ten, less = curve((100, 10.0)), curve((100, 9.9))
     assert passes(Row((), 10.0), ten, {}) and not passes(Row((), 10.0), less, {})
-    assert passes(Row((), 10.0, unsolved=True), less, {}) and not passes(Row((), 10.0, unsolved=True), ten, {})
+    assert passes(Row((), 10.0, unsolved=True), less, {}) and not passes(
+        Row((), 10.0, unsolved=True), ten, {}
+    )
     rival = Row((), rival=("other", 1.5))
-    assert passes(rival, curve((100, 15.0)), {"other": ten}) and not passes(rival, curve((100, 14.9)), {"other": ten})
+    assert passes(rival, curve((100, 15.0)), {"other": ten}) and not passes(
+        rival, curve((100, 14.9)), {"other": ten}
+    )
     assert passes(rival, less, {})
 
 
@@ -80,4 +84,6 @@ def test_every_row_has_a_section_on_the_page_of_its_suite():
     pages = pages_of(read_results(PAGE.parents[1] / "experiments" / "results"))
     assert {path: (PAGE.parent / path).read_text() for path in pages} == pages
     for name in read_results(PAGE.parents[1] / "experiments" / "results"):
-        assert sum(f"\n## {name}\n" in text for path, text in pages.items() if path != PAGE.name) == 1
+        assert (
+            sum(f"\n## {name}\n" in text for path, text in pages.items() if path != PAGE.name) == 1
+        )

@@ -1,5 +1,5 @@
-"""Log backends for scalars in addition to the tables: TensorBoard, Weights & Biases (here a stand-in that stores
-everything), none.
+"""Log backends for scalars in addition to the tables: TensorBoard, Weights & Biases (here a
+stand-in that stores everything), none.
 """
 
 import sys
@@ -20,14 +20,16 @@ STEPS = 32 * 4
 
 def learn(folder: Path, **options: Any) -> jf.Result:
     algorithm = jf.ppo(rollout_length=8, num_minibatches=1, policy_hidden=(8,), value_hidden=(8,))
-    given = dict(total_steps=STEPS, eval_every=64, eval_episodes=3, run_dir=folder, tell=lambda text: None)
+    given = dict(
+        total_steps=STEPS, eval_every=64, eval_episodes=3, run_dir=folder, tell=lambda text: None
+    )
     return jf.learn(line(discrete=True), algorithm, **{**given, **options})
 
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Install a stand-in for the package: ``inits`` and ``rows`` that it was given, ``ends``: exit codes of its runs;
-    ``broken`` runs refuse rows.
+    """Install a stand-in for the package: ``inits`` and ``rows`` that it was given, ``ends``: exit
+    codes of its runs; ``broken`` runs refuse rows.
     """
     kept = SimpleNamespace(inits=[], rows=[], ends=[], broken=False, closed=False)
     module: Any = ModuleType("wandb")
@@ -45,7 +47,9 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         kept.inits.append(options)
         finish = lambda exit_code: kept.ends.append(exit_code)  # noqa: E731
         place = str(options["dir"] / "wandb" / "offline" / "files")
-        return SimpleNamespace(log=log, define_metric=lambda *a, **b: None, finish=finish, dir=place, offline=True)
+        return SimpleNamespace(
+            log=log, define_metric=lambda *a, **b: None, finish=finish, dir=place, offline=True
+        )
 
     module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
@@ -56,20 +60,34 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_weights_and_biases_gets_the_rows_and_evaluations(tmp_path: Path, wandb: SimpleNamespace):
     lines: list[str] = []
     result = learn(tmp_path, log="wandb", tell=lines.append, settings={"env": "line", "seed": 7})
-    chunks, evals = ([row for row in result.history if row["kind"] == kind] for kind in ("train", "eval"))
-    got = {key: [row[key] for row in wandb.rows if key in row] for key in ("train/wall_s", "eval/return_mean")}
+    chunks, evals = (
+        [row for row in result.history if row["kind"] == kind] for kind in ("train", "eval")
+    )
+    got = {
+        key: [row[key] for row in wandb.rows if key in row]
+        for key in ("train/wall_s", "eval/return_mean")
+    }
     assert got["train/wall_s"] == [row["wall_s"] for row in chunks]
     assert got["eval/return_mean"] == pytest.approx([row["eval_return_mean"] for row in evals])
     assert [row["env_steps"] for row in wandb.rows if "eval/return_mean" in row] == [64, 128]
     (init,) = wandb.inits
-    assert (init["project"], init["name"], init["config"]) == ("jaxrl_fast", tmp_path.name, {"env": "line", "seed": 7})
+    assert (init["project"], init["name"], init["config"]) == (
+        "jaxrl_fast",
+        tmp_path.name,
+        {"env": "line", "seed": 7},
+    )
     assert wandb.ends == [0] and not list(tmp_path.glob("events.*"))
     assert f"Weights & Biases: offline; upload with wandb sync {tmp_path}/wandb/offline" in lines
 
 
 def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path, wandb: SimpleNamespace):
     chunks: list[int] = []
-    learn(tmp_path, log="wandb", on_metrics=lambda row: chunks.append(1), should_stop=lambda: len(chunks) > 0)
+    learn(
+        tmp_path,
+        log="wandb",
+        on_metrics=lambda row: chunks.append(1),
+        should_stop=lambda: len(chunks) > 0,
+    )
     learn(tmp_path, log="wandb", resume=tmp_path)
     learn(tmp_path.parent / "other", log="wandb")
     first, again, other = (init["id"] for init in wandb.inits)
@@ -90,7 +108,9 @@ def test_rows_that_are_there_are_not_sent_again(tmp_path: Path, wandb: SimpleNam
     learn(tmp_path, log="wandb", resume=tmp_path, eval_beside=False, checkpoints=plan)
     keys = ("train/wall_s", "eval/return_mean")
     trained, evaluated = ([row["env_steps"] for row in wandb.rows if key in row] for key in keys)
-    assert (trained, evaluated) == (([32, 64, 96, 128], [64, 128]) if log == "wandb" else ([96, 128], [128]))
+    assert (trained, evaluated) == (
+        ([32, 64, 96, 128], [64, 128]) if log == "wandb" else ([96, 128], [128])
+    )
 
 
 def test_what_fails_at_weights_and_biases_costs_a_line(tmp_path: Path, wandb: SimpleNamespace):
@@ -102,7 +122,9 @@ def test_what_fails_at_weights_and_biases_costs_a_line(tmp_path: Path, wandb: Si
 
 def test_a_run_that_is_not_let_in_says_what_to_write(tmp_path: Path, wandb: SimpleNamespace):
     wandb.closed = True
-    with pytest.raises(ValueError, match=r"log=wandb: No API key: set WANDB_MODE=offline, or write log=tensorboard"):
+    with pytest.raises(
+        ValueError, match=r"log=wandb: No API key: set WANDB_MODE=offline, or write log=tensorboard"
+    ):
         learn(tmp_path, log="wandb")
     assert read_status(tmp_path)["state"] == "failed"
 
@@ -117,7 +139,9 @@ def test_a_failed_run_is_failed_there_too(tmp_path: Path, wandb: SimpleNamespace
 
 
 @pytest.mark.parametrize("found", (None, ModuleType("wandb")))
-def test_without_the_package_a_line_says_what_to_do(found: ModuleType | None, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_package_a_line_says_what_to_do(
+    found: ModuleType | None, monkeypatch: pytest.MonkeyPatch
+):
     """A folder ``wandb``, which the package makes for its runs, looks like an empty module."""
     monkeypatch.setitem(sys.modules, "wandb", found)
     with pytest.raises(ImportError, match="pip install wandb, or write log=tensorboard"):
@@ -128,7 +152,9 @@ def test_without_the_package_a_line_says_what_to_do(found: ModuleType | None, mo
 def test_tensorboard_is_the_default_and_none_writes_nothing(tmp_path: Path):
     learn(tmp_path / "default")
     learn(tmp_path / "none", log="none")
-    assert len(list(tmp_path.glob("default/events.*"))) == 1 and not list(tmp_path.glob("none/events.*"))
+    assert len(list(tmp_path.glob("default/events.*"))) == 1 and not list(
+        tmp_path.glob("none/events.*")
+    )
 
 
 def test_the_key_is_kept_for_a_resumed_run():
@@ -136,8 +162,12 @@ def test_the_key_is_kept_for_a_resumed_run():
     assert flat_settings(compose(["log=wandb"]))["log"] == "wandb"
 
 
-def test_ctrl_c_cannot_interrupt_the_queue_of_the_event_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Ctrl-C raises in the main thread only; within a put it would leave the queue locked, and closing would hang."""
+def test_ctrl_c_cannot_interrupt_the_queue_of_the_event_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Ctrl-C raises in the main thread only; within a put it would leave the queue locked, and
+    closing would hang.
+    """
     from tensorboardX import SummaryWriter
 
     threads = set()

@@ -1,4 +1,6 @@
-"""The training loop: fixed chunks, one compilation, constant memory, a NaN reported with its step, and run files."""
+"""The training loop: fixed chunks, one compilation, constant memory, a NaN reported with its step,
+and run files.
+"""
 
 import csv
 import json
@@ -20,7 +22,9 @@ from jaxrl_fast.views.listeners import _steps_to_time
 
 def counting_env(bad_step: int | None = None) -> jf.Env:
     """Counts its steps; gives a NaN reward at step ``bad_step`` of an episode."""
-    spec = jf.EnvSpec("counter", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=50)
+    spec = jf.EnvSpec(
+        "counter", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=50
+    )
 
     def reset(key, params):
         return jnp.zeros((), jnp.int32), jnp.zeros(1)
@@ -36,25 +40,43 @@ def counting_env(bad_step: int | None = None) -> jf.Env:
 
 
 def tiny_ppo(**options) -> jf.Algorithm:
-    return jf.ppo(**{"rollout_length": 8, "num_epochs": 4, "policy_hidden": (8,), "value_hidden": (8,), **options})
+    return jf.ppo(
+        **{
+            "rollout_length": 8,
+            "num_epochs": 4,
+            "policy_hidden": (8,),
+            "value_hidden": (8,),
+            **options,
+        }
+    )
 
 
 def test_a_nan_is_named_with_its_step():
     env = jf.vectorize(counting_env(bad_step=21), num_envs=4)
-    with pytest.raises(jf.NonFiniteError, match=r"counter .* at step 21 of an environment, 84 steps over all 4"):
+    with pytest.raises(
+        jf.NonFiniteError, match=r"counter .* at step 21 of an environment, 84 steps over all 4"
+    ):
         jf.learn(env, tiny_ppo(), total_steps=1000)
 
 
 def test_a_nan_at_reset_is_named():
     single = counting_env()
-    single = single._replace(reset=lambda key, params: (jnp.zeros((), jnp.int32), jnp.full(1, jnp.nan)))
+    single = single._replace(
+        reset=lambda key, params: (jnp.zeros((), jnp.int32), jnp.full(1, jnp.nan))
+    )
     with pytest.raises(jf.NonFiniteError, match="its first observation"):
         jf.learn(jf.vectorize(single, num_envs=2), tiny_ppo(), total_steps=1000)
 
 
 def test_a_diverging_update_is_named():
-    with pytest.raises(jf.NonFiniteError, match=r"metric \S+ of fragment learn .* in tick .*learning_rate"):
-        jf.learn(jf.vectorize(counting_env(), num_envs=2), tiny_ppo(learning_rate=1e38), total_steps=10_000)
+    with pytest.raises(
+        jf.NonFiniteError, match=r"metric \S+ of fragment learn .* in tick .*learning_rate"
+    ):
+        jf.learn(
+            jf.vectorize(counting_env(), num_envs=2),
+            tiny_ppo(learning_rate=1e38),
+            total_steps=10_000,
+        )
 
 
 @pytest.mark.parametrize("total_steps", [1, 31, 32, 33, 1000, 99_999, 3_300_000])
@@ -70,8 +92,15 @@ def test_a_plan_covers_the_steps_with_equal_chunks(total_steps):
 def test_one_compilation_whatever_the_number_of_chunks(caplog):
     def compilations(total_steps: int) -> int:
         caplog.clear()
-        jf.learn(jf.vectorize(counting_env(), num_envs=4), tiny_ppo(), total_steps=total_steps, eval_episodes=2)
-        return sum("Finished XLA compilation of jit(chunk)" in r.getMessage() for r in caplog.records)
+        jf.learn(
+            jf.vectorize(counting_env(), num_envs=4),
+            tiny_ppo(),
+            total_steps=total_steps,
+            eval_episodes=2,
+        )
+        return sum(
+            "Finished XLA compilation of jit(chunk)" in r.getMessage() for r in caplog.records
+        )
 
     jax.config.update("jax_log_compiles", True)
     try:
@@ -91,7 +120,9 @@ def test_a_placement_of_ones_own_as_in_the_docs_gives_the_same_numbers():
     want = jf.learn(env, tiny_ppo(), **options)
     got = jf.learn(env, tiny_ppo(), placement=names["learner_apart"], **options)
     assert len(got.summary["devices"]) == 2
-    for a, b in zip(jax.tree.leaves(got.state.private), jax.tree.leaves(want.state.private), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(got.state.private), jax.tree.leaves(want.state.private), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
 
 
@@ -128,7 +159,9 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 def test_metrics_count_only_ticks_in_which_a_fragment_was_active():
     env = jf.vectorize(counting_env(), num_envs=4)
     graph, _ = build_graph(env, tiny_ppo())
-    graph = graph._replace(fragments=tuple(f._replace(start=2) if f.name == "learn" else f for f in graph.fragments))
+    graph = graph._replace(
+        fragments=tuple(f._replace(start=2) if f.name == "learn" else f for f in graph.fragments)
+    )
     metrics = {
         "sample/episodes": np.array([[0, 1, 0, 1]]),
         "sample/episode_return_sum": np.array([[0.0, 10.0, 0.0, 20.0]]),
@@ -141,7 +174,15 @@ def test_metrics_count_only_ticks_in_which_a_fragment_was_active():
 
 def test_a_run_folder_holds_what_the_design_names(tmp_path):
     env = jf.vectorize(counting_env(), num_envs=4)
-    result = jf.learn(env, tiny_ppo(), total_steps=320, num_seeds=2, eval_every=160, eval_episodes=3, run_dir=tmp_path)
+    result = jf.learn(
+        env,
+        tiny_ppo(),
+        total_steps=320,
+        num_seeds=2,
+        eval_every=160,
+        eval_episodes=3,
+        run_dir=tmp_path,
+    )
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert [int(r["env_steps"]) for r in rows] == [32 * (i + 1) for i in range(10)]
     episodes = list(csv.DictReader((tmp_path / "evals.csv").read_text().splitlines()))
@@ -149,7 +190,10 @@ def test_a_run_folder_holds_what_the_design_names(tmp_path):
     assert len(episodes) == 2 * 2 * 3
     assert {e["return"] for e in episodes} == {"50.0"}
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["eval_return_mean"] == 50.0 and summary["updates"] == result.summary["updates"] == 9 * 16
+    assert (
+        summary["eval_return_mean"] == 50.0
+        and summary["updates"] == result.summary["updates"] == 9 * 16
+    )
     assert summary["update_frame_hz"] == pytest.approx(summary["update_hz"] * summary["batch_size"])
     assert (tmp_path / "curve.png").stat().st_size > 5000
     assert (tmp_path / "policy" / "policy.json").exists()
@@ -177,10 +221,17 @@ def test_stopping_between_chunks_saves_at_once_and_writes_without_an_evaluation(
 
 def test_a_resumed_table_has_no_row_past_the_checkpoint_and_no_half_row(tmp_path):
     (tmp_path / "metrics.csv").write_text("env_steps,updates\n32,1\n64,2\n96,3\n12")
-    (tmp_path / "evals.csv").write_text("seed,env_steps,wall_s,return,length\n0,64,1.0,5.0,5\n0,96,1.5,6.0,6\n")
+    (tmp_path / "evals.csv").write_text(
+        "seed,env_steps,wall_s,return,length\n0,64,1.0,5.0,5\n0,96,1.5,6.0,6\n"
+    )
     with RunFolder(tmp_path, resume_at=64) as folder:
         folder.add_metrics({"kind": "train", "env_steps": 96, "updates": 30})
-    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["env_steps,updates", "32,1", "64,2", "96,30"]
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
+        "env_steps,updates",
+        "32,1",
+        "64,2",
+        "96,30",
+    ]
     assert (tmp_path / "evals.csv").read_text().splitlines()[1:] == ["0,64,1.0,5.0,5"]
 
 
@@ -201,7 +252,10 @@ def test_an_unwritable_folder_is_refused_before_anything_slow(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot write to the run folder"):
         jf.learn(
-            jf.vectorize(counting_env(), num_envs=2), tiny_ppo(), total_steps=100, run_dir=tmp_path / "file" / "run"
+            jf.vectorize(counting_env(), num_envs=2),
+            tiny_ppo(),
+            total_steps=100,
+            run_dir=tmp_path / "file" / "run",
         )
 
 
@@ -217,5 +271,7 @@ def test_a_run_beyond_the_counters_is_refused():
     env = tiny.line(discrete=True, num_envs=2)
     agent = bind(jf.dqn(buffer_size=64, batch_size=4, warmup_steps=8), env.spec, env.num_envs)
     assert plan_run(env, agent, 2**31, None).num_chunks > 0
-    with pytest.raises(ValueError, match="total_steps=2,147,483,649: write num_envs=3 or fewer steps"):
+    with pytest.raises(
+        ValueError, match="total_steps=2,147,483,649: write num_envs=3 or fewer steps"
+    ):
         plan_run(env, agent, 2**31 + 1, None)

@@ -1,4 +1,5 @@
-"""Decisions that depend on the machine: the measured placement, and the number of devices, which divides the work.
+"""Decisions that depend on the machine: the measured placement, and the number of devices, which
+divides the work.
 
 The numbers of training do not depend on the machine.
 """
@@ -73,7 +74,9 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     assert machine.cache_root() is None and machine.cache_folder() is None
 
 
-def test_a_platform_that_is_not_here_is_refused_and_64_bits_are_switched_off_or_refused(commands, tmp_path):
+def test_a_platform_that_is_not_here_is_refused_and_64_bits_are_switched_off_or_refused(
+    commands, tmp_path
+):
     words = ["env=cartpole", "algo=ppo", "total_steps=1000"]
     no_device = [
         "import jax, jaxrl_fast.train as train",
@@ -104,13 +107,20 @@ def test_a_platform_that_is_not_here_is_refused_and_64_bits_are_switched_off_or_
     answer = commands.run(tmp_path, "python", *in_program)
     assert (answer.status, answer.out) == (0, f"{line}\n" * 5), answer.err
     for call in ("check.main(['env=cartpole'])", "evaluate.main(['run'])"):
-        lines = ["import jax", "from jaxrl_fast import check, evaluate", "jax.config.update('jax_platforms', 'cuda')"]
+        lines = [
+            "import jax",
+            "from jaxrl_fast import check, evaluate",
+            "jax.config.update('jax_platforms', 'cuda')",
+        ]
         ended = commands.run(tmp_path, "python", *lines, f"assert {call} == 2")
         assert (ended.status, ended.err) == (0, f"jaxrl_fast: error: {line}\n")
     assert (refused.status, refused.err.splitlines()[-1]) == (0, f"jaxrl_fast: error: {line}")
     answer = commands.run(tmp_path, "python", *wide)
     assert answer.status == 0, answer.err
-    assert answer.out.count("computes in 32 bits, and jax_enable_x64 is on: write jax.config.update(") == 2
+    assert (
+        answer.out.count("computes in 32 bits, and jax_enable_x64 is on: write jax.config.update(")
+        == 2
+    )
     assert answer.err == "jax_enable_x64 is switched off: jaxrl_fast computes in 32 bits\n"
 
 
@@ -122,7 +132,11 @@ def test_other_letters_are_read_and_where_file_names_are_ascii_refused_in_one_li
     key, _, text = word.partition("=")
     assert read_word(word) == (key, text)
     assert compose(["env=cartpole", word.replace("/", "-") if key == "name" else word]) is not None
-    variables = {**{k: v for k, v in os.environ.items() if k != "PYTHONIOENCODING"}, "PYTHONPATH": str(ROOT), **ASCII}
+    variables = {
+        **{k: v for k, v in os.environ.items() if k != "PYTHONIOENCODING"},
+        "PYTHONPATH": str(ROOT),
+        **ASCII,
+    }
     command = [sys.executable, "-m", "jaxrl_fast.train", "env=cartpole", "algo=ppo", word]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=900)
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1, done.stderr
@@ -136,9 +150,13 @@ def test_a_folder_that_the_encoding_lacks_is_one_error(tmp_path):
     program += "try: locked(folder).__enter__()\nexcept ValueError as error: print(error)"
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **ASCII}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(r"run_dir='d\xe9': the system's encoding (ascii) lacks some letter")
+    assert done.stdout.startswith(
+        r"run_dir='d\xe9': the system's encoding (ascii) lacks some letter"
+    )
 
 
 def test_a_run_where_the_system_writes_ascii(tmp_path):

@@ -1,4 +1,6 @@
-"""Memories of networks: a sequence equals its steps, forgets at the start of an episode, and exports."""
+"""Memories of networks: a sequence equals its steps, forgets at the start of an episode, and
+exports.
+"""
 
 import math
 import re
@@ -136,7 +138,9 @@ def sequence(spec: Any = SPEC, length: int = LENGTH) -> tuple[jax.Array, jax.Arr
     return obs / 100.0 if spec.dtype == jnp.float32 else obs, jnp.asarray(first)
 
 
-def steps_of(net: Any, params: Any, memory: Any, obs: jax.Array, first: jax.Array, action: Any = None) -> tuple:
+def steps_of(
+    net: Any, params: Any, memory: Any, obs: jax.Array, first: jax.Array, action: Any = None
+) -> tuple:
     """Run one step after another."""
     outputs, memories = [], []
     step = jax.jit(net.apply)
@@ -159,11 +163,16 @@ def test_a_sequence_equals_its_steps(kind: str, spec: Any):
     net = make_network(spec, 2, hidden=(8,), memory=kind, recurrent_size=8, action_shape=(3,))
     params, (obs, first) = jax.jit(net.init)(KEY), sequence(spec)
     action = jax.random.normal(KEY, (LENGTH, BATCH, 3))
-    start = jax.tree.map(lambda x: x + 0.5, net.initial_memory(BATCH))  # as if from the steps before
+    start = jax.tree.map(
+        lambda x: x + 0.5, net.initial_memory(BATCH)
+    )  # as if from the steps before
     whole = jax.jit(net.apply)(params, start, obs, first, action)
     close(whole, steps_of(net, params, start, obs, first, action))
     assert (
-        np.abs(whole[0][0] - jax.jit(net.apply)(params, net.initial_memory(BATCH), obs, first, action)[0][0]).max()
+        np.abs(
+            whole[0][0]
+            - jax.jit(net.apply)(params, net.initial_memory(BATCH), obs, first, action)[0][0]
+        ).max()
         > 1e-4
     )
 
@@ -174,7 +183,12 @@ def test_nothing_of_another_episode_or_element_is_remembered(kind: str):
     params, (obs, first) = jax.jit(net.init)(KEY), sequence()
     apply = jax.jit(net.apply)
     outputs, _ = apply(params, net.initial_memory(BATCH), obs, first)
-    others, _ = apply(params, jax.tree.map(lambda x: x + 1.0, net.initial_memory(BATCH)), obs.at[:4, 0].set(9.0), first)
+    others, _ = apply(
+        params,
+        jax.tree.map(lambda x: x + 1.0, net.initial_memory(BATCH)),
+        obs.at[:4, 0].set(9.0),
+        first,
+    )
     np.testing.assert_allclose(outputs[4:, 0], others[4:, 0], atol=1e-6)  # a new episode
     np.testing.assert_allclose(outputs[:, 1], others[:, 1], atol=1e-6)
     assert np.abs(outputs[1:4, 0] - others[1:4, 0]).max() > 1e-4
@@ -184,7 +198,9 @@ def test_nothing_of_another_episode_or_element_is_remembered(kind: str):
 
 @pytest.mark.parametrize("members", [0, 2])
 def test_a_window_is_read_after_each_step_without_the_states_of_all_steps(members: int):
-    one = make_network(SPEC, 2, hidden=(8,), memory="gtrxl-3x2", recurrent_size=8, action_shape=(1,))
+    one = make_network(
+        SPEC, 2, hidden=(8,), memory="gtrxl-3x2", recurrent_size=8, action_shape=(1,)
+    )
     net = ensemble(one, members) if members else one
     params, (obs, first) = jax.jit(net.init)(KEY), sequence()
     start = jax.tree.map(lambda x: x + 0.5, net.initial_memory(BATCH))
@@ -205,7 +221,8 @@ def test_gradients_flow_through_a_linear_recurrence_in_both_ways_alike():
             return jnp.sum(jnp.sin(run(product, *given)))
 
         grads = [
-            jax.jit(jax.grad(partial(loss, run), (0, 1, 2)))(factor, added, added[0]) for run in (_by_steps, _by_halves)
+            jax.jit(jax.grad(partial(loss, run), (0, 1, 2)))(factor, added, added[0])
+            for run in (_by_steps, _by_halves)
         ]
         close(*grads)
 
@@ -214,7 +231,9 @@ def test_gradients_flow_through_a_linear_recurrence_in_both_ways_alike():
 @given(length=st.integers(1, 40), seed=st.integers(0, 2**31))
 def test_linear_recurrences_equal_a_loop(length: int, seed: int):
     rng = np.random.default_rng(seed)
-    factor, added, start = (rng.normal(size=shape) for shape in ((length, 2, 4), (length, 2, 4), (2, 4)))
+    factor, added, start = (
+        rng.normal(size=shape) for shape in ((length, 2, 4), (length, 2, 4), (2, 4))
+    )
     expected, state = [], start[..., :2] + 1j * start[..., 2:]
     for a, b in zip(factor, added, strict=True):
         state = (a[..., :2] + 1j * a[..., 2:]) * state + b[..., :2] + 1j * b[..., 2:]
@@ -234,7 +253,14 @@ def test_the_memory_of_an_lru_lasts_as_long_as_asked():
 
 
 ON_POLICY = dict(rollout_length=8, num_minibatches=2)
-REPLAY = dict(batch_size=8, buffer_size=128, warmup_steps=32, updates_per_tick=2, rollout_length=8, sequence_length=4)
+REPLAY = dict(
+    batch_size=8,
+    buffer_size=128,
+    warmup_steps=32,
+    updates_per_tick=2,
+    rollout_length=8,
+    sequence_length=4,
+)
 MEMORY = dict(memory="mingru", recurrent_size=4, activation="tanh")
 BOTH = dict(policy_hidden=(4,), critic_hidden=(4,), burn_in=0)
 SIZES: dict[str, dict] = {
@@ -251,24 +277,39 @@ SIZES: dict[str, dict] = {
 def memory_of(params: Any) -> list[np.ndarray]:
     """Return the params of the memory of a network, or of each network of an ensemble."""
     params = params if isinstance(params, tuple) else (params,)
-    return jax.tree.leaves([{name: own for name, own in one["params"].items() if name != "head"} for one in params])
+    return jax.tree.leaves(
+        [{name: own for name, own in one["params"].items() if name != "head"} for one in params]
+    )
 
 
 @pytest.mark.parametrize("algo", SIZES)
 def test_every_algorithm_acts_and_learns_by_its_memory(algo: str):
-    """A stored memory changes losses and actions, but not where an episode begins; an update changes its params.
+    """A stored memory changes losses and actions, but not where an episode begins; an update
+    changes its params.
 
-    One kind of memory is enough here: algorithms call all kinds by the functions that the tests above compare.
+    One kind of memory is enough here: algorithms call all kinds by the functions that the tests
+    above compare.
     """
-    algorithm, env = getattr(jf, algo)(**SIZES[algo]), tiny.line(discrete=algo not in ("sac", "td3"))
-    agent, hyper, rng = bind(algorithm, env.spec, env.num_envs), algorithm.hyper, np.random.default_rng(1)
+    algorithm, env = (
+        getattr(jf, algo)(**SIZES[algo]),
+        tiny.line(discrete=algo not in ("sac", "td3")),
+    )
+    agent, hyper, rng = (
+        bind(algorithm, env.spec, env.num_envs),
+        algorithm.hyper,
+        np.random.default_rng(1),
+    )
     learned = drawn_learned(rng, agent.parts)
 
     def step(learned: dict[str, Learned], batch: Any) -> Any:
         after, metrics = {}, {}
         for name, part in agent.parts.items():
-            moments = {n: part.optimizers[n](hyper).init(own) for n, own in learned[name].params.items()}
-            state, metrics[name], _ = update(part, PartState(learned[name], moments), learned, batch, KEY, hyper)
+            moments = {
+                n: part.optimizers[n](hyper).init(own) for n, own in learned[name].params.items()
+            }
+            state, metrics[name], _ = update(
+                part, PartState(learned[name], moments), learned, batch, KEY, hyper
+            )
             after[name] = state.learned.params
         return after, metrics
 
@@ -293,19 +334,29 @@ def test_every_algorithm_acts_and_learns_by_its_memory(algo: str):
     obs, no = redrawn(rng, np.zeros((size, 2))), np.zeros(size, bool)
     carries = [redrawn(rng, agent.acting.greedy_carry(size), 10.0) for _ in "ab"]
     acted = [
-        [greedy(agent.acting.greedy_weights(learned), carry, obs, first, KEY)[0] for carry in carries]
+        [
+            greedy(agent.acting.greedy_weights(learned), carry, obs, first, KEY)[0]
+            for carry in carries
+        ]
         for first in (no, ~no)
     ]
     assert not np.array_equal(*acted[0]) and np.array_equal(*acted[1])
 
 
 def test_no_gradient_reaches_the_burn_in():
-    net, rng = make_network(SPEC, 2, hidden=(), memory="mingru", recurrent_size=3), np.random.default_rng(1)
-    data = Replay(capacity=64, batch_size=BATCH, num_batches=1, warmup_steps=0, sequence_length=2, burn_in=3)
+    net, rng = (
+        make_network(SPEC, 2, hidden=(), memory="mingru", recurrent_size=3),
+        np.random.default_rng(1),
+    )
+    data = Replay(
+        capacity=64, batch_size=BATCH, num_batches=1, warmup_steps=0, sequence_length=2, burn_in=3
+    )
     params = redrawn(rng, jax.eval_shape(net.init, KEY))
     obs, reward = redrawn(rng, np.zeros((5, BATCH, 4))), np.zeros((2, BATCH))
     memory = {"critic": redrawn(rng, jax.tree.map(lambda x: x[None], net.initial_memory(BATCH)))}
-    batch = ReplayBatch(obs, (), reward, (), (), {}, first=np.zeros((5, BATCH), bool), memory=memory)
+    batch = ReplayBatch(
+        obs, (), reward, (), (), {}, first=np.zeros((5, BATCH), bool), memory=memory
+    )
 
     def total(obs):
         return jnp.sum(over_replay(data, net, params, batch._replace(obs=obs), "critic"))
@@ -318,13 +369,19 @@ def test_acting_stores_the_memory_before_a_step_and_carries_the_one_after():
     algorithm, env, rng = jf.pqn(**SIZES["pqn"]), tiny.line(discrete=True), np.random.default_rng(1)
     agent = bind(algorithm, env.spec, env.num_envs)
     learned = drawn_learned(rng, agent.parts)
-    obs, first, carry = redrawn(rng, np.zeros((4, 2))), np.arange(4) == 1, redrawn(rng, agent.acting.initial_carry(4))
+    obs, first, carry = (
+        redrawn(rng, np.zeros((4, 2))),
+        np.arange(4) == 1,
+        redrawn(rng, agent.acting.initial_carry(4)),
+    )
     weights, net = agent.acting.greedy_weights(learned), agent.parts["critic"].networks["q"]
 
     def all_of(carry):
         _, explored, extras = agent.acting.explore(learned, carry, obs, first, KEY, algorithm.hyper)
         _, greedy = agent.acting.greedy(weights, carry, obs, first, KEY)
-        wanted = net.apply(learned["critic"].params["q"], carry.memory["critic"], obs[None], first[None])[1]
+        wanted = net.apply(
+            learned["critic"].params["q"], carry.memory["critic"], obs[None], first[None]
+        )[1]
         return explored.memory, greedy.memory, extras.memory, wanted
 
     explored, greedy, stored, wanted = jax.jit(all_of)(carry)
@@ -336,12 +393,21 @@ def test_acting_stores_the_memory_before_a_step_and_carries_the_one_after():
 @pytest.mark.parametrize(
     ("rollout_length", "sequence_length", "stored"), [(8, None, 1), (8, 4, 2), (8, 8, 1), (8, 1, 8)]
 )
-def test_memory_is_stored_only_where_sequences_begin(rollout_length: int, sequence_length: Any, stored: int):
+def test_memory_is_stored_only_where_sequences_begin(
+    rollout_length: int, sequence_length: Any, stored: int
+):
     env = tiny.line(discrete=True)
-    agent = bind(jf.ppo(recurrent_size=8, rollout_length=rollout_length, num_minibatches=1), env.spec, env.num_envs)
+    agent = bind(
+        jf.ppo(recurrent_size=8, rollout_length=rollout_length, num_minibatches=1),
+        env.spec,
+        env.num_envs,
+    )
     if sequence_length:
         algorithm = jf.dqn(
-            recurrent_size=8, rollout_length=rollout_length, sequence_length=sequence_length, batch_size=4
+            recurrent_size=8,
+            rollout_length=rollout_length,
+            sequence_length=sequence_length,
+            batch_size=4,
         )
         agent = bind(algorithm, env.spec, env.num_envs)
     shapes: Transition = rollout_shapes(env, agent)
@@ -351,7 +417,10 @@ def test_memory_is_stored_only_where_sequences_begin(rollout_length: int, sequen
 @pytest.mark.parametrize("kind", KINDS)
 def test_policies_with_a_memory_are_saved_and_exported(kind: str, memories: Path):
     pytest.importorskip("onnxruntime")
-    env, algorithm = tiny.line(discrete=True), jf.ppo(memory=kind, recurrent_size=8, policy_hidden=(8,), **ON_POLICY)
+    env, algorithm = (
+        tiny.line(discrete=True),
+        jf.ppo(memory=kind, recurrent_size=8, policy_hidden=(8,), **ON_POLICY),
+    )
     result = jf.learn(env, algorithm, total_steps=64, eval_episodes=2, eval_every=64)
     save_policy(result.policy, memories / "policy")
     own = {"algorithm": lambda **options: jf.ppo(**options)} if "." in kind else {}
@@ -367,13 +436,17 @@ def test_policies_with_a_memory_are_saved_and_exported(kind: str, memories: Path
 
 @pytest.mark.parametrize("kind", ["gru", "gtrxl-3x1"])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_values_of_a_rollout_follow_the_memories_at_the_starts_of_its_sequences(kind: str, count: int):
+def test_values_of_a_rollout_follow_the_memories_at_the_starts_of_its_sequences(
+    kind: str, count: int
+):
     net, steps = make_network(SPEC, 1, hidden=(8,), memory=kind, recurrent_size=8), 8
     params, (obs, first) = jax.jit(net.init)(KEY), sequence(length=steps)
     next_obs = jax.random.normal(KEY, obs.shape)
     outputs, memories = steps_of(net, params, net.initial_memory(BATCH), obs, first)
     before = jax.tree.map(
-        lambda start, after: jnp.concatenate([start[None], after]), net.initial_memory(BATCH), memories
+        lambda start, after: jnp.concatenate([start[None], after]),
+        net.initial_memory(BATCH),
+        memories,
     )
     starts = jax.tree.map(lambda x: x[: steps : steps // count], before)
     none: Any = ()
@@ -382,7 +455,10 @@ def test_values_of_a_rollout_follow_the_memories_at_the_starts_of_its_sequences(
     close(found, outputs)
     for t in range(steps):
         after = jax.tree.map(lambda x, t=t: x[t], memories)
-        close(following[t], net.apply(params, after, next_obs[t : t + 1], jnp.zeros((1, BATCH), bool))[0][0])
+        close(
+            following[t],
+            net.apply(params, after, next_obs[t : t + 1], jnp.zeros((1, BATCH), bool))[0][0],
+        )
 
 
 @pytest.mark.parametrize("rollout_length", [2, 4, 8])
@@ -393,7 +469,9 @@ def test_replay_returns_the_memory_before_each_window(rollout_length: int):
     every = math.gcd(rollout_length, window.stride)
 
     def rollout(begin: int) -> Transition:
-        time = jnp.broadcast_to(begin + jnp.arange(rollout_length, dtype=jnp.float32)[:, None], (rollout_length, 2))
+        time = jnp.broadcast_to(
+            begin + jnp.arange(rollout_length, dtype=jnp.float32)[:, None], (rollout_length, 2)
+        )
         flag = jnp.zeros((rollout_length, 2), bool)
         extras = Extras({}, {"actor": time[::every, :, None]})
         return Transition(time, time, time, time, flag, flag, flag, extras)
@@ -410,9 +488,17 @@ def test_replay_returns_the_memory_before_each_window(rollout_length: int):
 @pytest.mark.parametrize(
     ("memory", "size", "expected"),
     [
-        ("gruu", 8, "memory=gruu: write gru, lstm, mingru, lru, gtrxl, gtrxl-64x2 or my_package.make"),
+        (
+            "gruu",
+            8,
+            "memory=gruu: write gru, lstm, mingru, lru, gtrxl, gtrxl-64x2 or my_package.make",
+        ),
         ("lstm", 0, "memory=lstm needs a size: write recurrent_size=64"),
-        ("gtrxl-64", 8, "memory=gtrxl-64: write gtrxl-64x2 for a window of 64 steps (1 to 4096) and 2 layers"),
+        (
+            "gtrxl-64",
+            8,
+            "memory=gtrxl-64: write gtrxl-64x2 for a window of 64 steps (1 to 4096) and 2 layers",
+        ),
         ("gtrxl-0x2", 8, "memory=gtrxl-0x2: write gtrxl-64x2"),
         ("my_memories.nothing", 8, "my_memories has no function 'nothing'"),
         ("my_memories.fails", 8, "memory=my_memories.fails failed: RuntimeError: no such memory"),
@@ -421,14 +507,28 @@ def test_replay_returns_the_memory_before_each_window(rollout_length: int):
             8,
             "memory=my_memories.text returned str: return a flax.linen.RNNCellBase, or a module with",
         ),
-        ("my_memories.dense", 8, "memory=my_memories.dense returned Dense: return a flax.linen.RNNCellBase"),
+        (
+            "my_memories.dense",
+            8,
+            "memory=my_memories.dense returned Dense: return a flax.linen.RNNCellBase",
+        ),
         ("my_memories.other", 8, "memory=my_memories.other returns features () and states"),
         ("my_memories.raises", 8, "memory=my_memories.raises fails with x (1, 1, 4): TypeError"),
-        ("my_memories.short", 8, "memory=my_memories.short returns features (1, 8) and states ((1, 1, 8), (1, 1, 1))"),
-        ("my_memories.stateless", 8, "memory=my_memories.stateless has no state at the start of an episode: TypeError"),
+        (
+            "my_memories.short",
+            8,
+            "memory=my_memories.short returns features (1, 8) and states ((1, 1, 8), (1, 1, 1))",
+        ),
+        (
+            "my_memories.stateless",
+            8,
+            "memory=my_memories.stateless has no state at the start of an episode: TypeError",
+        ),
     ],
 )
 def test_a_wrong_memory_is_one_line(memory: str, size: int, expected: str):
     with pytest.raises(ValueError, match=re.escape(expected)):
-        agent = jf.ppo(memory=memory, recurrent_size=size).build(jf.make_env("cartpole", num_envs=4).spec, 4)
+        agent = jf.ppo(memory=memory, recurrent_size=size).build(
+            jf.make_env("cartpole", num_envs=4).spec, 4
+        )
         agent.parts["actor"].networks["policy"].init(KEY)

@@ -107,9 +107,14 @@ def test_every_kind_is_what_a_loop_over_the_steps_gives(xp: Any):
         totals = add_metrics(ALL, totals, xp.asarray(values), xp)
         assert all(np.isfinite(part).all() for part in totals)
         found = np.asarray(values_of(ALL, totals, xp))
-        wanted = [[slowly(steps[: t + 1, e, k].tolist(), kind) for k, kind in enumerate(ALL)] for e in range(5)]
+        wanted = [
+            [slowly(steps[: t + 1, e, k].tolist(), kind) for k, kind in enumerate(ALL)]
+            for e in range(5)
+        ]
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
-        np.testing.assert_array_equal(np.asarray(values_of(ALL, of_values(xp.asarray(found), xp), xp)), found)
+        np.testing.assert_array_equal(
+            np.asarray(values_of(ALL, of_values(xp.asarray(found), xp), xp)), found
+        )
 
 
 def test_means_leave_out_what_is_not_finite():
@@ -129,7 +134,9 @@ def test_ended_episodes_are_counted_once_also_over_two_rollouts():
         ended = np.argwhere(np.asarray(rollout.truncated))
         starts = {int(e): firsts[e] for _, e in ended}
         found.append((starts, metrics))
-        firsts = np.asarray(rollout.obs[3, :, 0]) if t == 0 else firsts  # of the episodes that began at step 3
+        firsts = (
+            np.asarray(rollout.obs[3, :, 0]) if t == 0 else firsts
+        )  # of the episodes that began at step 3
     for starts, metrics in found:
         assert len(starts) == 6 == metrics["episodes"]
         for name in NAMES:
@@ -168,7 +175,9 @@ def test_evaluation_has_the_metrics_of_each_first_episode():
     firsts = totals.metrics["place"] - 3.0
     assert len(set(firsts.tolist())) > 2 and set(totals.metrics) == set(NAMES)
     for name in NAMES:
-        np.testing.assert_allclose(totals.metrics[name], [of_walk(first)[name] for first in firsts.tolist()])
+        np.testing.assert_allclose(
+            totals.metrics[name], [of_walk(first)[name] for first in firsts.tolist()]
+        )
 
 
 def stripped(env: VecEnv) -> VecEnv:
@@ -180,14 +189,25 @@ def stripped(env: VecEnv) -> VecEnv:
 def test_without_metrics_the_state_and_the_names_are_as_ever():
     for env in (line(discrete=True), stripped(vectorize(world(), num_envs=4))):
         state, _ = jax.eval_shape(env.reset, jax.random.key(0))
-        assert not jax.tree.leaves(state.episode.metrics) and len(jax.tree.leaves(state.episode)) == 2
-        _, _, metrics = jax.eval_shape(lambda key, env=env: unroll(env, still, start(env, (), key), key, 3), KEY)
-        assert set(metrics) == {"episodes", "episode_return_sum", "episode_length_sum", "nonfinite_step"}
+        assert (
+            not jax.tree.leaves(state.episode.metrics) and len(jax.tree.leaves(state.episode)) == 2
+        )
+        _, _, metrics = jax.eval_shape(
+            lambda key, env=env: unroll(env, still, start(env, (), key), key, 3), KEY
+        )
+        assert set(metrics) == {
+            "episodes",
+            "episode_return_sum",
+            "episode_length_sum",
+            "nonfinite_step",
+        }
 
 
 def test_metrics_change_no_number_of_training():
     env = vectorize(world(), num_envs=4)
-    algorithm = jf.ppo(rollout_length=8, num_minibatches=2, num_epochs=1, policy_hidden=(8,), value_hidden=(8,))
+    algorithm = jf.ppo(
+        rollout_length=8, num_minibatches=2, num_epochs=1, policy_hidden=(8,), value_hidden=(8,)
+    )
     ends = []
     for own in (env, stripped(env)):
         init, step = jf.make_train_step(own, algorithm)
@@ -205,9 +225,17 @@ def test_metrics_change_no_number_of_training():
 @pytest.mark.parametrize(
     ("kinds", "metrics", "words"),
     [
-        ({"a": "median"}, {"a": 1.0}, "metric 'a' is of kind 'median': write one of mean, sum, last, max"),
+        (
+            {"a": "median"},
+            {"a": 1.0},
+            "metric 'a' is of kind 'median': write one of mean, sum, last, max",
+        ),
         (["a"], {"a": 1.0}, r"its metrics are \['a'\]: write kinds by name"),
-        ({"a": "sum"}, {"b": 1.0}, r"gives the metrics \['b'\], and its spec declares \['a'\]: write EnvSpec"),
+        (
+            {"a": "sum"},
+            {"b": 1.0},
+            r"gives the metrics \['b'\], and its spec declares \['a'\]: write EnvSpec",
+        ),
         ({"a": "sum"}, (), r"gives the metrics \[\], and its spec declares \['a'\]"),
         ({}, {"b": 1.0}, r"EnvSpec\(metrics=\{'b': 'mean'\}\)"),
         ({"a": "sum"}, {"a": jnp.zeros(2)}, r"metric 'a' has shape \[2\]: write one number"),
@@ -227,11 +255,16 @@ def test_a_wrong_declaration_is_one_line(kinds: Any, metrics: Any, words: str):
 def test_vectorize_refuses_them_too():
     env = vectorize(world(metrics={"other": "sum"}), num_envs=2)
     with pytest.raises(ValueError, match=r"declares \['other'\]"):
-        jax.eval_shape(lambda key: unroll(env, still, start(env, (), key), key, 2), jax.random.key(0))
+        jax.eval_shape(
+            lambda key: unroll(env, still, start(env, (), key), key, 2), jax.random.key(0)
+        )
 
 
 def test_a_spec_keeps_its_metrics_as_json():
-    assert spec_from_json(json.loads(json.dumps(spec_to_json(world().spec)))).metrics == world().spec.metrics
+    assert (
+        spec_from_json(json.loads(json.dumps(spec_to_json(world().spec)))).metrics
+        == world().spec.metrics
+    )
     older = {name: value for name, value in spec_to_json(world().spec).items() if name != "metrics"}
     assert spec_from_json(older).metrics == {}
 
@@ -241,7 +274,9 @@ def test_a_spec_keeps_its_metrics_as_json():
 
 def test_the_metrics_of_brax_come_without_a_line():
     env = jf.make_env("halfcheetah", num_envs=2, episode_length=4)
-    assert env.spec.metrics == dict.fromkeys(("reward_ctrl", "reward_run", "x_position", "x_velocity"), "mean")
+    assert env.spec.metrics == dict.fromkeys(
+        ("reward_ctrl", "reward_run", "x_position", "x_velocity"), "mean"
+    )
     action = jnp.full((2, 6), 0.5)
 
     def run(key: jax.Array) -> tuple:
@@ -292,7 +327,9 @@ class Told(gymnasium.Env):
             "none": None,
         }
         info |= (
-            {"is_success": True} | ({} if self.steps == 2 else {"odd": x}) | {"broken": 1.0 if self.steps < 2 else "?"}
+            {"is_success": True}
+            | ({} if self.steps == 2 else {"odd": x})
+            | {"broken": 1.0 if self.steps < 2 else "?"}
         )
         return np.full(1, x, np.float32), 1.0, False, self.steps == 3, info
 
@@ -308,7 +345,9 @@ def of_told(first: float) -> dict[str, float]:
 
 def rollout_on_host(make: Any, pool: PoolOptions, num_seeds: int = 1) -> dict[str, Any]:
     host = make_custom_host(make, num_envs=4, num_seeds=num_seeds, name="told", pool=pool)
-    algorithm = jf.ppo(rollout_length=6, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,))
+    algorithm = jf.ppo(
+        rollout_length=6, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
+    )
     ended = jf.learn(host, algorithm, total_steps=48, num_seeds=num_seeds, eval_episodes=2)
     host.close()
     return {"rows": [row for row in ended.history if row["kind"] == "train"], **ended.summary}
@@ -321,13 +360,20 @@ def test_numbers_of_info_come_by_themselves_from_every_pool():
     assert host.spec.metrics == named
     host.close()
     for row in first["rows"]:
-        assert row["episodes"] == 8 and row["env/count"] == 2.0 and row["env/up"] == 1.0 and row["env/broken"] == 1.0
+        assert (
+            row["episodes"] == 8
+            and row["env/count"] == 2.0
+            and row["env/up"] == 1.0
+            and row["env/broken"] == 1.0
+        )
         assert row["env/odd"] == row["env/place"] and 2.0 <= row["env/place"] <= 9.0
     assert first["eval_metrics"]["count"] == 2.0 and set(first["eval_metrics"]) == set(named)
     for pool in (PoolOptions(workers=2), PoolOptions(workers=2, num_groups=1)):
         other = rollout_on_host(Told, pool)
         assert other["eval_metrics"] == first["eval_metrics"]
-        same = [{name: x for name, x in row.items() if name.startswith("env/")} for row in other["rows"]]
+        same = [
+            {name: x for name, x in row.items() if name.startswith("env/")} for row in other["rows"]
+        ]
         if pool.num_groups is None:
             assert same == [{name: row[name] for name in same[0]} for row in first["rows"]]
     several = rollout_on_host(Told, PoolOptions(workers=0), num_seeds=2)
@@ -341,7 +387,9 @@ def test_numbers_of_info_come_by_themselves_from_every_pool():
 )
 def test_they_come_in_the_order_of_arrival_and_through_a_callback(pool: PoolOptions):
     for row in rollout_on_host(Told, pool)["rows"]:
-        assert row["episodes"] == 8 and row["env/count"] == 2.0 and row["env/odd"] == row["env/place"]
+        assert (
+            row["episodes"] == 8 and row["env/count"] == 2.0 and row["env/odd"] == row["env/place"]
+        )
 
 
 def test_one_of_gymnasium_declares_kinds_in_its_metadata():
@@ -369,21 +417,39 @@ def test_one_of_gymnasium_declares_kinds_in_its_metadata():
     class Wrong(Told):
         metadata = {"episode_metrics": {"place": "best"}}  # noqa: RUF012
 
-    with pytest.raises(ValueError, match="'place' is of kind 'best': write one of mean, sum, last, max"):
+    with pytest.raises(
+        ValueError, match="'place' is of kind 'best': write one of mean, sum, last, max"
+    ):
         make_custom_host(Wrong, num_envs=2, pool=PoolOptions(workers=0))
 
 
 def test_what_counts_as_a_number():
-    told = {"a": True, "b": np.float32(2), "c": np.array([[3]]), "d": "4", "e": None, "f": np.zeros(2), "g": 10**400}
+    told = {
+        "a": True,
+        "b": np.float32(2),
+        "c": np.array([[3]]),
+        "d": "4",
+        "e": None,
+        "f": np.zeros(2),
+        "g": 10**400,
+    }
     found = reader_of([*"abcdefgh"])(told)
-    assert found[:3] == [1.0, 2.0, 3.0] and np.isnan([*found[3:6], found[7]]).all() and found[6] == np.inf
+    assert (
+        found[:3] == [1.0, 2.0, 3.0]
+        and np.isnan([*found[3:6], found[7]]).all()
+        and found[6] == np.inf
+    )
 
 
 def test_environments_of_gymnasium_report_and_select():
     host = make_host("HalfCheetah-v5", num_envs=2, pool=PoolOptions(workers=0))
-    few = make_host("HalfCheetah-v5", num_envs=2, pool=PoolOptions(workers=0), metrics={"x_position": "last"})
+    few = make_host(
+        "HalfCheetah-v5", num_envs=2, pool=PoolOptions(workers=0), metrics={"x_position": "last"}
+    )
     bare = make_host("CartPole-v1", num_envs=2, pool=PoolOptions(workers=0))
-    assert host.spec.metrics["reward_forward"] == "mean" and few.spec.metrics == {"x_position": "last"}
+    assert host.spec.metrics["reward_forward"] == "mean" and few.spec.metrics == {
+        "x_position": "last"
+    }
     assert bare.spec.metrics == {}
     for own, size in ((host, len(host.spec.metrics)), (few, 1), (bare, None)):
         own.reset(0)
@@ -391,18 +457,26 @@ def test_environments_of_gymnasium_report_and_select():
         step = own.recv(0)
         assert step.metrics == () if size is None else step.metrics.shape == (1, size)
         own.close()
-    with pytest.raises(ValueError, match=r"env.metrics of CartPole-v1: metric 'x' is of kind 'mid': write one of mean"):
+    with pytest.raises(
+        ValueError,
+        match=r"env.metrics of CartPole-v1: metric 'x' is of kind 'mid': write one of mean",
+    ):
         make_host("CartPole-v1", num_envs=2, pool=PoolOptions(workers=0), metrics={"x": "mid"})
 
 
 def test_the_episodes_of_a_lost_worker_have_no_metrics():
-    step = just_reset(np.zeros((2, 1), np.float32))._replace(metrics=np.full((2, 1), 9.0, np.float32))
+    step = just_reset(np.zeros((2, 1), np.float32))._replace(
+        metrics=np.full((2, 1), 9.0, np.float32)
+    )
     last = step._replace(metrics=np.array([[5.0], [6.0]]), truncated=np.array([False, True]))
     found = mark_lost(step, slice(0, 2), last, slice(0, 2))
     assert np.isnan(found.metrics).all()
     fresh = mark_lost(step, slice(0, 1), just_reset(np.zeros((2, 1), np.float32)), slice(0, 1))
     np.testing.assert_array_equal(fresh.metrics, [[np.nan], [9.0]])
-    assert joined([found, found]).metrics.shape == (4, 1) and joined([last._replace(metrics=())] * 2).metrics == ()
+    assert (
+        joined([found, found]).metrics.shape == (4, 1)
+        and joined([last._replace(metrics=())] * 2).metrics == ()
+    )
 
 
 # Runs.
@@ -410,7 +484,10 @@ def test_the_episodes_of_a_lost_worker_have_no_metrics():
 TOTALS = EpisodeTotals(
     np.ones((2, 2), np.float32),
     np.full((2, 2), 3, np.int32),
-    metrics={"a": np.array([[1.0, np.nan], [3.0, 5.0]], np.float32), "b": np.full((2, 2), np.nan, np.float32)},
+    metrics={
+        "a": np.array([[1.0, np.nan], [3.0, 5.0]], np.float32),
+        "b": np.full((2, 2), np.nan, np.float32),
+    },
 )
 
 
@@ -418,7 +495,12 @@ def test_tables_have_a_column_for_each(tmp_path: Path):
     with RunFolder(tmp_path, log="none") as folder:
         folder.add_evaluation(10, 1.5, TOTALS)
     header, *rows = csv.reader((tmp_path / "evals.csv").read_text().splitlines())
-    assert header[-2:] == ["env/a", "env/b"] and [row[-2] for row in rows] == ["1.0", "nan", "3.0", "5.0"]
+    assert header[-2:] == ["env/a", "env/b"] and [row[-2] for row in rows] == [
+        "1.0",
+        "nan",
+        "3.0",
+        "5.0",
+    ]
     assert evaluation_row(TOTALS)["eval_metrics"] == {"a": 3.0, "b": None}
     view = read_run(tmp_path)
     np.testing.assert_array_equal(means_at(scores_of(view.evals), view.evals, "env/a"), [3.0])
@@ -439,7 +521,13 @@ def test_another_process_sends_them_and_every_process_gets_them(monkeypatch: pyt
     spec = world(metrics={"a": "sum", "b": "sum"}).spec
     options = type("Options", (), {"eval": type("Eval", (), {"episodes": 2})})
     job = type(
-        "Job", (), {"env": vectorize(world(metrics=spec.metrics), num_envs=2), "options": options, "num_seeds": 2}
+        "Job",
+        (),
+        {
+            "env": vectorize(world(metrics=spec.metrics), num_envs=2),
+            "options": options,
+            "num_seeds": 2,
+        },
     )
     run = type("Run", (), {"job": job})
     shared = Evaluations._share(run, TOTALS)  # type: ignore[arg-type]
@@ -452,20 +540,41 @@ def test_another_process_sends_them_and_every_process_gets_them(monkeypatch: pyt
     assert shared is not None and shared.metrics["a"] is TOTALS.metrics["a"]
 
 
-SMALL = ["tuned=false", "num_envs=4", "algo.rollout_length=8", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]
+SMALL = [
+    "tuned=false",
+    "num_envs=4",
+    "algo.rollout_length=8",
+    "algo.policy_hidden=[4]",
+    "algo.value_hidden=[4]",
+]
 
 
 def test_a_run_shows_them_everywhere(commands: Commands, tmp_path: Path):
     (tmp_path / "world.py").write_text(WORLD)
-    words = ["env=custom", "env.make=world.make", "algo=ppo", "algo.num_minibatches=1", "total_steps=320", *SMALL]
-    words += ["num_seeds=2", "eval.episodes=8", "eval.every=160", "eval.beside=false", "run_dir=run"]
+    words = [
+        "env=custom",
+        "env.make=world.make",
+        "algo=ppo",
+        "algo.num_minibatches=1",
+        "total_steps=320",
+        *SMALL,
+    ]
+    words += [
+        "num_seeds=2",
+        "eval.episodes=8",
+        "eval.every=160",
+        "eval.beside=false",
+        "run_dir=run",
+    ]
     ended = commands.run(tmp_path, "train", *words, trains=True)
     assert (ended.status, ended.err) == (0, "")
     run = tmp_path / "run"
     table = np.genfromtxt(run / "evals.csv", delimiter=",", names=True, deletechars="")
     last = table["env_steps"] == table["env_steps"].max()
     summary = json.loads((run / "summary.json").read_text())
-    np.testing.assert_allclose(summary["eval_metrics"]["average"], table["env/average"][last].mean(), rtol=1e-6)
+    np.testing.assert_allclose(
+        summary["eval_metrics"]["average"], table["env/average"][last].mean(), rtol=1e-6
+    )
     np.testing.assert_allclose(table["env/sum"], table["return_"])
     training = np.genfromtxt(run / "metrics.csv", delimiter=",", names=True, deletechars="")
     np.testing.assert_allclose(training["env/sum"], training["episode_return"], rtol=1e-6)
@@ -474,7 +583,10 @@ def test_a_run_shows_them_everywhere(commands: Commands, tmp_path: Path):
     assert len(set(seeds["env/sum"])) > 2
     view = read_run(run)
     described = describe_run(view)
-    assert described["scores"]["env/sum"] == described["scores"]["mean"] and "env/top" in described["metrics"]
+    assert (
+        described["scores"]["env/sum"] == described["scores"]["mean"]
+        and "env/top" in described["metrics"]
+    )
     assert row_of("run", read_facts(run))["eval_metrics"] == summary["eval_metrics"]
     assert _curve_named("eval env/sum")[1](view.evals)["mean"] == described["scores"]["mean"]
     file, curve = _curve_named("train env/sum")
@@ -490,7 +602,9 @@ def test_a_run_shows_them_everywhere(commands: Commands, tmp_path: Path):
 
 def test_sharded_environments_sum_them_alike():
     env = vectorize(world(), num_envs=4)
-    algorithm = jf.ppo(rollout_length=8, num_minibatches=2, num_epochs=1, policy_hidden=(4,), value_hidden=(4,))
+    algorithm = jf.ppo(
+        rollout_length=8, num_minibatches=2, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
+    )
     rows: list[list[Any]] = []
     for where in ({}, {"placement": "data_parallel", "devices": 2}):
         history = jf.learn(env, algorithm, total_steps=96, eval_episodes=2, **where).history
@@ -500,14 +614,26 @@ def test_sharded_environments_sum_them_alike():
 
 
 def resumed(path: Path, env: VecEnv, steps: int, **more: Any) -> list[Any]:
-    algorithm = jf.ppo(rollout_length=4, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,))
-    return jf.learn(env, algorithm, total_steps=steps, run_dir=path, eval_episodes=2, **more).history
+    algorithm = jf.ppo(
+        rollout_length=4, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
+    )
+    return jf.learn(
+        env, algorithm, total_steps=steps, run_dir=path, eval_episodes=2, **more
+    ).history
 
 
-def test_a_checkpoint_of_a_version_without_them_resumes_and_its_running_episodes_are_left_out(tmp_path: Path):
-    env = vectorize(world(), num_envs=4)  # episodes of 3 steps and rollouts of 4: some run at every checkpoint
+def test_a_checkpoint_of_a_version_without_them_resumes_and_its_running_episodes_are_left_out(
+    tmp_path: Path,
+):
+    env = vectorize(
+        world(), num_envs=4
+    )  # episodes of 3 steps and rollouts of 4: some run at every checkpoint
     resumed(tmp_path / "run", stripped(env), 16)
-    rows = [row for row in resumed(tmp_path / "run", env, 48, resume=tmp_path / "run") if row["kind"] == "train"]
+    rows = [
+        row
+        for row in resumed(tmp_path / "run", env, 48, resume=tmp_path / "run")
+        if row["kind"] == "train"
+    ]
     first, later = rows[0], rows[-1]
     assert first["episodes"] and (first["env/sum"] is None) == (first["episodes"] == 4)
     assert later["env/sum"] is not None and later["env/place"] is not None
@@ -528,7 +654,9 @@ def test_totals_of_other_metrics_are_not_taken(state: Any):
     for arrays in ({}, {name: np.zeros((4, 3), np.float32) for name in names}):
         found = with_metrics(state, arrays)
         assert found[names[0]].shape == (4, 4) and (found[names[1]] < 0).all()
-    bare = jf.make_train_step(stripped(vectorize(world(), num_envs=4)), jf.ppo(rollout_length=4, num_minibatches=1))[0]
+    bare = jf.make_train_step(
+        stripped(vectorize(world(), num_envs=4)), jf.ppo(rollout_length=4, num_minibatches=1)
+    )[0]
     assert with_metrics(bare(jax.random.key(0)), same) == {}
 
 
@@ -537,7 +665,10 @@ def test_totals_of_other_metrics_are_not_taken(state: Any):
 def test_steps_are_added_at_once_as_one_by_one(data):
     numbers = st.sampled_from([np.nan, -3.0, 0.5, 2.0, np.inf]) | st.floats(-100, 100, width=32)
     kinds = {
-        f"m{i}": kind for i, kind in enumerate(data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4)))
+        f"m{i}": kind
+        for i, kind in enumerate(
+            data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
+        )
     }
     parts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     at_once = MetricTotals(*(part[0] for part in no_metrics(kinds, 1)))
@@ -580,5 +711,7 @@ def test_a_long_episode_is_added_up_in_parts_and_a_life_ends_none():
         host.send(np.zeros(1, np.int32), 0)
         found = host.recv(0)
         if step % 3_000 == 0:
-            np.testing.assert_allclose(found.metrics[0], [step - 3_000 + 1_500.5, -(step - 2_999)], rtol=1e-5)
+            np.testing.assert_allclose(
+                found.metrics[0], [step - 3_000 + 1_500.5, -(step - 2_999)], rtol=1e-5
+            )
     host.close()

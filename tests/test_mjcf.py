@@ -1,4 +1,6 @@
-"""A robot from a MuJoCo file: MJX against MuJoCo, the user's functions, wrong files and options, and the tutorial."""
+"""A robot from a MuJoCo file: MJX against MuJoCo, the user's functions, wrong files and options,
+and the tutorial.
+"""
 
 import re
 import shlex
@@ -66,8 +68,14 @@ def test_mjx_and_mujoco_take_the_same_steps(pole):
 def test_a_reset_is_not_drawn_for_each_step(pole):
     for given, rows in (({}, 1), ({"terminated": fallen}, 16)):
         env = from_mjcf.make(pole, reward=reward, **given)
-        bank = jax.eval_shape(lambda key, env=env: jf.vectorize(env, num_envs=8).draw_fresh(key, 64), jax.random.key(0))
-        assert jax.tree.leaves(bank)[0].shape[:2] == (rows, 8)  # where it may fall at once, each of 4 starts once
+        bank = jax.eval_shape(
+            lambda key, env=env: jf.vectorize(env, num_envs=8).draw_fresh(key, 64),
+            jax.random.key(0),
+        )
+        assert jax.tree.leaves(bank)[0].shape[:2] == (
+            rows,
+            8,
+        )  # where it may fall at once, each of 4 starts once
 
 
 def test_each_episode_has_its_own_model_and_the_file_s_comes_back(pole):
@@ -80,7 +88,10 @@ def test_each_episode_has_its_own_model_and_the_file_s_comes_back(pole):
         assert (np.asarray(mass)[1:] >= 1.99 * before[1:]).all()
     for seed in range(3):
         host.reset(seed=seed)
-        assert ((host.model.body_mass[1:] >= 2 * before[1:]) & (host.model.body_mass[1:] <= 3 * before[1:])).all()
+        assert (
+            (host.model.body_mass[1:] >= 2 * before[1:])
+            & (host.model.body_mass[1:] <= 3 * before[1:])
+        ).all()
     heavy = env.step(env.reset(jax.random.key(0), ())[0], jnp.ones(1), jax.random.key(0))[1].obs
     light = from_mjcf.make(pole, reward=reward)
     light = light.step(light.reset(jax.random.key(0), ())[0], jnp.ones(1), jax.random.key(0))[1].obs
@@ -89,7 +100,11 @@ def test_each_episode_has_its_own_model_and_the_file_s_comes_back(pole):
 
 @pytest.mark.parametrize("backend", from_mjcf.BACKENDS)
 def test_observations_are_positions_and_velocities_or_sensors_or_a_function(pole, backend):
-    for given, size in (({}, 4), ({"observe": ["turning", "where"]}, 2), ({"observe": lambda data: data.qpos[:1]}, 1)):
+    for given, size in (
+        ({}, 4),
+        ({"observe": ["turning", "where"]}, 2),
+        ({"observe": lambda data: data.qpos[:1]}, 1),
+    ):
         env = jf.make_env("mjcf", file=pole, reward=reward, backend=backend, num_envs=2, **given)
         assert env.spec.obs.shape == (size,)
         assert env.spec.max_episode_steps == 1_000
@@ -152,9 +167,17 @@ def test_the_tutorial_balances_the_pole(tmp_path, commands, backend):
     (tmp_path / "pole.xml").write_text(XML)
     (tmp_path / "pole.py").write_text(blocks("python")[0])
     lines = [
-        line for line in TUTORIAL.read_text().splitlines() if line.startswith("python -m jaxrl_fast.train env=mjcf")
+        line
+        for line in TUTORIAL.read_text().splitlines()
+        if line.startswith("python -m jaxrl_fast.train env=mjcf")
     ]
-    words = [*command(lines[0]), f"env.backend={backend}", "total_steps=1_500", "eval.episodes=4", "eval.every=1_500"]
+    words = [
+        *command(lines[0]),
+        f"env.backend={backend}",
+        "total_steps=1_500",
+        "eval.episodes=4",
+        "eval.every=1_500",
+    ]
     words += ["num_envs=4", "env.episode_length=100", "run_dir=run"]
     done = commands.run(tmp_path, "train", *words, trains=True)
     assert "greedy return" in done.out, done
@@ -197,7 +220,9 @@ def test_an_episode_begins_at_the_keyframe_with_its_activation_and_unit_quaterni
 
 def test_physics_that_fail_give_a_nan_and_no_silent_restart(free):
     host = from_mjcf.HostRobot(
-        free, reward=lambda data, action: 0.0, start=lambda model, uniform: (model.qpos0, 1e12 * np.ones(7))
+        free,
+        reward=lambda data, action: 0.0,
+        start=lambda model, uniform: (model.qpos0, 1e12 * np.ones(7)),
     )
     host.reset(seed=0)
     seen = [host.step(np.ones(1, np.float32))[0] for _ in range(3)]
@@ -208,13 +233,21 @@ def test_physics_that_fail_give_a_nan_and_no_silent_restart(free):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model, uniform: {"body_mas": 1.0}, "randomize changes 'body_mas', which a model does not have"),
-        (lambda model, uniform: {"body_mass": 1.0}, r"randomize changes body_mass to shape \[\]: the model has"),
+        (
+            lambda model, uniform: {"body_mas": 1.0},
+            "randomize changes 'body_mas', which a model does not have",
+        ),
+        (
+            lambda model, uniform: {"body_mass": 1.0},
+            r"randomize changes body_mass to shape \[\]: the model has",
+        ),
     ],
 )
 def test_wrong_changes_of_the_model_are_told_alike(pole, backend, change, message):
     with pytest.raises((ValueError, RuntimeError), match=message):
-        env = jf.make_env("mjcf", file=pole, reward=reward, randomize=change, backend=backend, num_envs=2)
+        env = jf.make_env(
+            "mjcf", file=pole, reward=reward, randomize=change, backend=backend, num_envs=2
+        )
         env.reset(0)
 
 

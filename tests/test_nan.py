@@ -1,4 +1,6 @@
-"""Numbers that are not finite: detected and reported in the tick in which they arise, or left out and counted."""
+"""Numbers that are not finite: detected and reported in the tick in which they arise, or left out
+and counted.
+"""
 
 from functools import partial
 
@@ -15,7 +17,14 @@ from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import GradientResult, Part
 from jaxrl_fast.learning.minibatches import Experience, take_batch
 from jaxrl_fast.learning.run_graph import build_graph
-from jaxrl_fast.learning.updates import Learning, OnNan, all_finite, init_part, learn_fragment, update
+from jaxrl_fast.learning.updates import (
+    Learning,
+    OnNan,
+    all_finite,
+    init_part,
+    learn_fragment,
+    update,
+)
 from jaxrl_fast.networks.network import scalar
 from jaxrl_fast.runtime.graph import Fragment, init
 from jaxrl_fast.training.find_nan import find_operation
@@ -31,7 +40,9 @@ def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
     """Add the batch to the parameters."""
 
     def gradients(own, peers, batch, key, hyper):
-        return GradientResult({"x": -batch[0, 0]}, {"loss": metric_of(own.params["x"] + batch[0, 0])})
+        return GradientResult(
+            {"x": -batch[0, 0]}, {"loss": metric_of(own.params["x"] + batch[0, 0])}
+        )
 
     network = scalar(lambda: jnp.zeros(2))
     return Part({"x": network}, gradients, {"x": lambda hyper: optax.sgd(1.0)})
@@ -39,10 +50,18 @@ def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
 
 def learning(part: Part, nan: OnNan = "stop") -> Fragment:
     """Build the fragment that trains it."""
-    sizes = dict(rollout_length=1, updates_per_tick=3, batch_size=1, batch_sequences=1, warmup_ticks=0)
+    sizes = dict(
+        rollout_length=1, updates_per_tick=3, batch_size=1, batch_sequences=1, warmup_ticks=0
+    )
     experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 1)
     agent = BoundAgent(
-        {"part": part}, None, experience, (), normalize_observations=False, normalize_rewards=False, **sizes
+        {"part": part},
+        None,
+        experience,
+        (),
+        normalize_observations=False,
+        normalize_rewards=False,
+        **sizes,
     )
     return learn_fragment(Learning(agent, nan=nan))
 
@@ -55,7 +74,9 @@ def batches(*values: float) -> Batches:
 
 def step(fragment, *values: float) -> tuple:
     private = fragment.init(jax.random.key(0))
-    return fragment.step(private, {"batches": batches(*values)}, (), jax.random.key(0), jnp.int32(0))
+    return fragment.step(
+        private, {"batches": batches(*values)}, (), jax.random.key(0), jnp.int32(0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,13 +109,17 @@ def test_parameters_that_overflow_show_in_the_same_tick_even_if_no_loss_does():
 
 def test_a_dropped_update_is_one_that_would_have_been_bad():
     state = init_part(adding(), jax.random.key(0), ())
-    kept, metrics, _ = update(adding(), state, {}, jnp.full((1, 1, 2), 2.0), jax.random.key(0), (), drop_nonfinite=True)
+    kept, metrics, _ = update(
+        adding(), state, {}, jnp.full((1, 1, 2), 2.0), jax.random.key(0), (), drop_nonfinite=True
+    )
     np.testing.assert_array_equal(kept.learned.params["x"], [2.0, 2.0])
     assert float(metrics["dropped_updates"]) == 0
 
 
 def poisoned(step_number: int) -> jf.VecEnv:
-    """Build environments in which a tenth of the episodes have one step with NaN observation and reward."""
+    """Build environments in which a tenth of the episodes have one step with NaN observation and
+    reward.
+    """
     spec = jf.EnvSpec("poisoned", OBS, jf.Discrete(2), max_episode_steps=20)
 
     def reset(key, params):
@@ -110,11 +135,18 @@ def poisoned(step_number: int) -> jf.VecEnv:
 
 
 def test_with_nan_skip_a_run_goes_on_counts_what_it_drops_and_stays_finite():
-    result = jf.learn(poisoned(5), tiny_ppo(normalize_rewards=True), total_steps=6400, eval_episodes=2, nan="skip")
+    result = jf.learn(
+        poisoned(5), tiny_ppo(normalize_rewards=True), total_steps=6400, eval_episodes=2, nan="skip"
+    )
     assert 0 < result.summary["dropped_updates"] < result.summary["updates"]
     assert bool(all_finite((result.state.private["learn"], result.state.private["statistics"])))
-    assert sum(row.get("dropped_updates", 0) for row in result.history) == result.summary["dropped_updates"]
-    with pytest.raises(jf.NonFiniteError, match=r"environment poisoned .* \(fragment sample, tick \d+, seed 0\)"):
+    assert (
+        sum(row.get("dropped_updates", 0) for row in result.history)
+        == result.summary["dropped_updates"]
+    )
+    with pytest.raises(
+        jf.NonFiniteError, match=r"environment poisoned .* \(fragment sample, tick \d+, seed 0\)"
+    ):
         jf.learn(poisoned(5), tiny_ppo(), total_steps=6400, eval_episodes=2)
 
 
@@ -124,13 +156,17 @@ def test_where_nothing_is_wrong_nan_skip_changes_numbers_by_rounding_only():
 
     stop, skip = end("stop"), end("skip")
     assert skip.summary["dropped_updates"] == 0
-    for a, b in zip(jax.tree.leaves(skip.state.private), jax.tree.leaves(stop.state.private), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(skip.state.private), jax.tree.leaves(stop.state.private), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), atol=1e-5)
 
 
 def test_the_error_names_fragment_tick_and_seed():
     algorithm = tiny_ppo(value_loss=lambda value, target: jnp.sqrt(-jnp.abs(value - target)))
-    with pytest.raises(jf.NonFiniteError, match=r"metric critic/\S+ of fragment learn .* in tick 1, seed 0") as caught:
+    with pytest.raises(
+        jf.NonFiniteError, match=r"metric critic/\S+ of fragment learn .* in tick 1, seed 0"
+    ) as caught:
         jf.learn(line(discrete=True), algorithm, total_steps=640, eval_episodes=2, num_seeds=2)
     assert (caught.value.fragment, caught.value.tick, caught.value.seed) == ("learn", 1, 0)
 
@@ -142,7 +178,9 @@ def found_in(env: jf.VecEnv, algorithm: jf.Algorithm, tick: int, fragment: str) 
 
 
 def test_the_operation_that_gave_a_nan_is_found_and_its_line():
-    algorithm = tiny_ppo(**SHORT, value_loss=lambda value, target: jnp.log(-jnp.abs(value - target)))
+    algorithm = tiny_ppo(
+        **SHORT, value_loss=lambda value, target: jnp.log(-jnp.abs(value - target))
+    )
     found = found_in(line(discrete=True), algorithm, 1, "learn")
     assert "nan generated by primitive: log" in found
     assert "test_nan.py:" in found
@@ -161,11 +199,15 @@ def test_what_a_world_does_is_found_some_ticks_later(reward, found):
 
     def move(count, action, key):
         no = jnp.zeros((), bool)
-        return count + 1, jf.Timestep(jnp.zeros(2), jnp.zeros(2), reward(count.astype(jnp.float32)), no, no)
+        return count + 1, jf.Timestep(
+            jnp.zeros(2), jnp.zeros(2), reward(count.astype(jnp.float32)), no, no
+        )
 
     single = jf.Env(spec, lambda key, params: (jnp.int32(0), jnp.zeros(2)), move)
     assert found in found_in(jf.vectorize(single, num_envs=2), tiny_ppo(**SHORT), 1, "sample")
 
 
 def test_an_operation_that_is_not_found_is_said_to_be_so():
-    assert "computed finite numbers in this tick" in found_in(line(discrete=True), tiny_ppo(**SHORT), 1, "sample")
+    assert "computed finite numbers in this tick" in found_in(
+        line(discrete=True), tiny_ppo(**SHORT), 1, "sample"
+    )

@@ -31,7 +31,9 @@ def test_mlp_equals_numpy():
     params = jax.jit(net.init)(KEY)
     outputs, carry = net.apply(params, (), OBS, FIRST)
     numbers = jax.tree.map(np.float64, params)
-    np.testing.assert_allclose(outputs, references.mlp(numbers, np.float64(OBS)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        outputs, references.mlp(numbers, np.float64(OBS)), rtol=1e-5, atol=1e-5
+    )
     assert not jax.tree.leaves(carry)
 
 
@@ -75,7 +77,9 @@ def test_bf16_keeps_parameters_gradients_and_outputs_in_f32(recurrent_size):
     def loss(params):
         return jnp.sum(net.apply(params, carry, wide, first)[0])
 
-    shapes = jax.eval_shape(lambda p: (p, jax.grad(loss)(p), net.apply(p, carry, wide, first)), params)
+    shapes = jax.eval_shape(
+        lambda p: (p, jax.grad(loss)(p), net.apply(p, carry, wide, first)), params
+    )
     leaves = jax.tree.leaves(shapes)
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
 
@@ -83,7 +87,9 @@ def test_bf16_keeps_parameters_gradients_and_outputs_in_f32(recurrent_size):
 def test_bf16_multiplies_in_bf16_and_sums_in_f32():
     net = make_network(jax.ShapeDtypeStruct((512,), jnp.float32), 1, hidden=(), precision="bf16")
     params = jax.tree.map(jnp.ones_like, jax.jit(net.init)(KEY))
-    x = jnp.full((1, 1, 512), 1.001, jnp.float32)  # bf16 rounds it to 1; a bf16 sum would not reach 513
+    x = jnp.full(
+        (1, 1, 512), 1.001, jnp.float32
+    )  # bf16 rounds it to 1; a bf16 sum would not reach 513
     assert net.apply(params, (), x, FIRST[:1, :1])[0] == 513.0
 
 
@@ -91,7 +97,9 @@ def test_layer_norm_forgets_the_scale_of_its_inputs():
     net = make_network(SPEC, 2, hidden=(16,), layer_norm=True)
     params = jax.jit(net.init)(KEY)
     np.testing.assert_allclose(
-        net.apply(params, (), OBS, FIRST)[0], net.apply(params, (), 1000.0 * OBS, FIRST)[0], atol=1e-3
+        net.apply(params, (), OBS, FIRST)[0],
+        net.apply(params, (), 1000.0 * OBS, FIRST)[0],
+        atol=1e-3,
     )
 
 
@@ -100,7 +108,9 @@ def test_dropout_acts_before_layer_norm_and_only_with_a_key(network: int):
     options = dict(hidden=(8, 8), activation="tanh", layer_norm=True, recurrent_size=network)
     net, plain = make_network(SPEC, 2, **options, dropout=0.5), make_network(SPEC, 2, **options)
     params, carry = jax.jit(net.init)(KEY), net.initial_memory(B)
-    np.testing.assert_array_equal(net.apply(params, carry, OBS, FIRST)[0], plain.apply(params, carry, OBS, FIRST)[0])
+    np.testing.assert_array_equal(
+        net.apply(params, carry, OBS, FIRST)[0], plain.apply(params, carry, OBS, FIRST)[0]
+    )
     assert net.with_dropout is not None and plain.with_dropout is None
     apply = net.with_dropout(jax.random.key(3)).apply
     masks = references.dropout_masks(lambda: apply(params, carry, OBS, FIRST), 1)[0]
@@ -109,7 +119,11 @@ def test_dropout_acts_before_layer_norm_and_only_with_a_key(network: int):
     head = {"params": params["params"]["head"]} if network else params
     seen = plain.apply(params, carry, OBS, FIRST)[1] if network else OBS
     rows = np.float64(seen).swapaxes(0, 1).reshape(L * B, -1)  # the batch comes first in a network
-    wanted = references.mlp(jax.tree.map(np.float64, head), rows, masks, 0.5).reshape(B, L, 2).swapaxes(0, 1)
+    wanted = (
+        references.mlp(jax.tree.map(np.float64, head), rows, masks, 0.5)
+        .reshape(B, L, 2)
+        .swapaxes(0, 1)
+    )
     np.testing.assert_allclose(outputs, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -149,7 +163,10 @@ def test_heads_share_all_but_the_last_layer_and_start_at_their_own_scale():
     net = make_network(SPEC, heads, hidden=(64,))
     params = jax.jit(net.init)(KEY)
     outputs, _ = net.apply(params, (), OBS, FIRST)
-    assert {name: out.shape for name, out in outputs.items()} == {"policy": (L, B, 3), "value": (L, B, 1)}
+    assert {name: out.shape for name, out in outputs.items()} == {
+        "policy": (L, B, 3),
+        "value": (L, B, 1),
+    }
     last = params["params"]["Dense_1"]["kernel"]
     assert last.shape == (64, 4)
     np.testing.assert_allclose(last[:, :3].std() * 8, 0.01, rtol=0.2)
@@ -168,13 +185,17 @@ def test_a_network_reads_the_keys_that_it_is_told():
     assert np.abs(net.apply(params, (), {**obs, "b": 0.0 * OBS}, FIRST)[0] - before).max() > 1e-3
     with pytest.raises(ValueError, match=r"no key 'c': write some of a, b"):
         make_network(spec, 2, hidden=(8,), keys=("c",))
-    with pytest.raises(ValueError, match=r"no key 'c': they are not a dictionary: leave the keys out"):
+    with pytest.raises(
+        ValueError, match=r"no key 'c': they are not a dictionary: leave the keys out"
+    ):
         make_network(SPEC, 2, hidden=(8,), keys=("c",))
 
 
 @pytest.mark.parametrize("recurrent_size", [0, 5])
 def test_a_network_of_actions_remembers_observations_alone(recurrent_size):
-    net = ensemble(make_network(SPEC, 1, hidden=(8,), action_shape=(2,), recurrent_size=recurrent_size), 2)
+    net = ensemble(
+        make_network(SPEC, 1, hidden=(8,), action_shape=(2,), recurrent_size=recurrent_size), 2
+    )
     params, memory = jax.jit(net.init)(KEY), net.initial_memory(B)
     action = jax.random.normal(jax.random.key(2), (L, B, 2))
     q, after = net.apply(params, memory, OBS, FIRST, action)
@@ -191,8 +212,12 @@ def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewh
     net = make_network(SPEC, 2, hidden=(16,), batch_norm=True)
     params, big = jax.jit(net.init)(KEY), 1000.0 * OBS
     outputs, after = net.in_loss(params, (), big, FIRST)
-    np.testing.assert_allclose(outputs, net.in_loss(params, (), OBS, FIRST)[0], atol=1e-3)  # removes the scale
-    assert np.abs(net.apply(params, (), big, FIRST)[0] - outputs).max() > 1.0 and not jax.tree.leaves(after)
+    np.testing.assert_allclose(
+        outputs, net.in_loss(params, (), OBS, FIRST)[0], atol=1e-3
+    )  # removes the scale
+    assert np.abs(
+        net.apply(params, (), big, FIRST)[0] - outputs
+    ).max() > 1.0 and not jax.tree.leaves(after)
 
     def see(_, params):
         grads = jax.grad(lambda params: jnp.sum(net.in_loss(params, (), big, FIRST)[0]))(params)
@@ -202,27 +227,44 @@ def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewh
     np.testing.assert_allclose(net.apply(params, (), big, FIRST)[0], outputs, atol=1e-2)
     before = net.apply(params, (), OBS, FIRST)[0]
     after = net.apply(params, (), OBS.at[:, 2].set(100.0), FIRST)[0]
-    np.testing.assert_array_equal(before[:, :2], after[:, :2])  # in inference mode, no element leaks into another
+    np.testing.assert_array_equal(
+        before[:, :2], after[:, :2]
+    )  # in inference mode, no element leaks into another
 
 
 @pytest.mark.parametrize("size", [0, 2])
 def test_the_gradient_of_batch_norms_statistics_is_their_change(size: int):
-    """A loss that uses the network once, or several times, or not at all, returns no statistics and moves them."""
+    """A loss that uses the network once, or several times, or not at all, returns no statistics and
+    moves them.
+    """
     one = make_network(SPEC, 2, hidden=(16,), batch_norm=True)
     net = ensemble(one, size) if size else one
     params = jax.jit(net.init)(KEY)
 
     def loss(params, runs=1):
-        return sum((jnp.sum(jnp.square(net.in_loss(params, (), OBS, FIRST)[0])) for _ in range(runs)), jnp.zeros(()))
+        return sum(
+            (jnp.sum(jnp.square(net.in_loss(params, (), OBS, FIRST)[0])) for _ in range(runs)),
+            jnp.zeros(()),
+        )
 
     grads = jax.jit(jax.grad(loss))(params)
     found = statistics_of(with_statistics(params, params, grads))
-    for own, new, grad in zip(*((x if size else (x,)) for x in (params, found, grads)), strict=True):
-        flat = np.asarray(features(OBS), np.float64).reshape(-1, own["params"]["Dense_0"]["kernel"].shape[0])
+    for own, new, grad in zip(
+        *((x if size else (x,)) for x in (params, found, grads)), strict=True
+    ):
+        flat = np.asarray(features(OBS), np.float64).reshape(
+            -1, own["params"]["Dense_0"]["kernel"].shape[0]
+        )
         inside = flat @ np.asarray(own["params"]["Dense_0"]["kernel"], np.float64)
-        np.testing.assert_allclose(new["BatchNorm_0"]["mean"], 0.01 * inside.mean(0), rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(new["BatchNorm_0"]["var"], 0.99 + 0.01 * inside.var(0), rtol=1e-5)
-        assert all(np.abs(x).max() > 0.0 for x in jax.tree.leaves(trainable(grad)["params"]["Dense_1"]))
+        np.testing.assert_allclose(
+            new["BatchNorm_0"]["mean"], 0.01 * inside.mean(0), rtol=1e-4, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            new["BatchNorm_0"]["var"], 0.99 + 0.01 * inside.var(0), rtol=1e-5
+        )
+        assert all(
+            np.abs(x).max() > 0.0 for x in jax.tree.leaves(trainable(grad)["params"]["Dense_1"])
+        )
     for runs in (0, 2):
         several = statistics_of(jax.grad(partial(loss, runs=runs))(params))
         expected = jax.tree.map(lambda x, runs=runs: runs * x, statistics_of(grads))
@@ -232,4 +274,6 @@ def test_the_gradient_of_batch_norms_statistics_is_their_change(size: int):
 def test_without_a_batch_norm_learning_is_applying():
     net = ensemble(make_network(SPEC, 2, hidden=(8,), layer_norm=True), 2)
     params = jax.jit(net.init)(KEY)
-    np.testing.assert_array_equal(net.in_loss(params, (), OBS, FIRST)[0], net.apply(params, (), OBS, FIRST)[0])
+    np.testing.assert_array_equal(
+        net.in_loss(params, (), OBS, FIRST)[0], net.apply(params, (), OBS, FIRST)[0]
+    )

@@ -11,11 +11,21 @@ from hypothesis import strategies as st
 import jaxrl_fast as jf
 from jaxrl_fast.core import Transition
 from jaxrl_fast.learning.run_graph import bind, statistics_fragment
-from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, update_stats, with_variances
+from jaxrl_fast.numerics.normalization import (
+    RunningStats,
+    init_stats,
+    normalize,
+    update_stats,
+    with_variances,
+)
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
-DATA = np.random.default_rng(0).normal([100.0, -2.0, 0.0], [5.0, 0.5, 30.0], (24, 3)).astype(np.float32)
+DATA = (
+    np.random.default_rng(0)
+    .normal([100.0, -2.0, 0.0], [5.0, 0.5, 30.0], (24, 3))
+    .astype(np.float32)
+)
 
 UPDATE = jax.jit(update_stats, static_argnums=2)
 ROLLOUTS = dict(rollout_length=4, num_minibatches=1)
@@ -86,7 +96,9 @@ def test_long_runs_keep_mean_and_variance(samples, size):
         return update_stats(stats, 3.0 + jax.random.normal(key, (size, 1)), 1), None
 
     ticks = 40_000 if size < 4096 else 1_000
-    stats, _ = jax.jit(lambda: jax.lax.scan(step, start, jax.random.split(jax.random.key(0), ticks)))()
+    stats, _ = jax.jit(
+        lambda: jax.lax.scan(step, start, jax.random.split(jax.random.key(0), ticks))
+    )()
     np.testing.assert_allclose(stats.mean, [3.0], atol=0.02)
     np.testing.assert_allclose(stats.variance, [1.0], atol=0.02)
     assert 0 < stats.samples <= 2**31 - 1
@@ -109,20 +121,35 @@ def test_a_long_run_follows_observations_that_change():
 @pytest.mark.parametrize("seeds", [(), (2,)])
 def test_stored_sums_of_squares_are_read_as_variances(separator, seeds):
     count = np.full(seeds, 50.0, np.float32)
-    sums = {"a": np.full((*seeds, 3), 200.0, np.float32), "b": np.full((*seeds,), 100.0, np.float32)}
-    old = {f"obs{separator}samples": count, f"obs{separator}mean{separator}a": sums["a"] / 100, "tick": np.int32(4)}
+    sums = {
+        "a": np.full((*seeds, 3), 200.0, np.float32),
+        "b": np.full((*seeds,), 100.0, np.float32),
+    }
+    old = {
+        f"obs{separator}samples": count,
+        f"obs{separator}mean{separator}a": sums["a"] / 100,
+        "tick": np.int32(4),
+    }
     old |= {f"obs{separator}m2{separator}{name}": x for name, x in sums.items()}
     new = with_variances(old)
-    assert new[f"obs{separator}samples"].dtype == np.int32 and np.all(new[f"obs{separator}samples"] == 50)
+    assert new[f"obs{separator}samples"].dtype == np.int32 and np.all(
+        new[f"obs{separator}samples"] == 50
+    )
     assert [n for n in new if "m2" in n] == [] and new["tick"] == 4
-    np.testing.assert_array_equal(new[f"obs{separator}variance{separator}a"], np.full((*seeds, 3), 4.0))
+    np.testing.assert_array_equal(
+        new[f"obs{separator}variance{separator}a"], np.full((*seeds, 3), 4.0)
+    )
     np.testing.assert_array_equal(new[f"obs{separator}variance{separator}b"], np.full(seeds, 2.0))
     assert all(np.array_equal(value, new[name]) for name, value in with_variances(new).items())
 
 
 def test_a_rollout_is_merged_with_its_observations_and_returns_that_end_with_their_episodes():
     env = tiny.line(discrete=True, num_envs=2)
-    agent = bind(jf.ppo(discount=0.5, reward_scale=2.0, normalize_rewards=True, **ROLLOUTS), env.spec, env.num_envs)
+    agent = bind(
+        jf.ppo(discount=0.5, reward_scale=2.0, normalize_rewards=True, **ROLLOUTS),
+        env.spec,
+        env.num_envs,
+    )
     fragment, rng, totals, returns, seen = (
         statistics_fragment(env, agent),
         np.random.default_rng(0),
@@ -133,7 +160,10 @@ def test_a_rollout_is_merged_with_its_observations_and_returns_that_end_with_the
     private, step = fragment.init(jax.random.key(0)), jax.jit(fragment.step)
     for _ in range(2):  # the second continues the episodes of the first
         obs, next_obs = rng.normal(size=(2, 4, 2, 2)).astype(np.float32)
-        reward, (terminated, truncated) = rng.normal(size=(4, 2)).astype(np.float32), np.zeros((2, 4, 2), bool)
+        reward, (terminated, truncated) = (
+            rng.normal(size=(4, 2)).astype(np.float32),
+            np.zeros((2, 4, 2), bool),
+        )
         terminated[1, 0] = truncated[2, 1] = True
         rollout = Transition(obs, (), reward, next_obs, terminated, truncated, (), ())
         private, _, _ = step(private, {"rollout": rollout}, agent.hyper, jax.random.key(0))

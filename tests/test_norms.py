@@ -21,7 +21,9 @@ def test_norm_counts_every_number_once(size):
     np.testing.assert_allclose(jax.jit(global_norm)(array), want, rtol=1e-6)
     moved = array.copy()
     moved[-1] += 100.0
-    np.testing.assert_allclose(jax.jit(global_norm)(moved), np.linalg.norm(np.float64(moved)), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(global_norm)(moved), np.linalg.norm(np.float64(moved)), rtol=1e-6
+    )
 
 
 def test_norm_is_over_all_leaves_of_any_shape():

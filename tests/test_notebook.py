@@ -1,4 +1,6 @@
-"""A run in a real notebook kernel: its plot grows in the cell, and result and graph have rich displays."""
+"""A run in a real notebook kernel: its plot grows in the cell, and result and graph have rich
+displays.
+"""
 
 from pathlib import Path
 
@@ -35,7 +37,11 @@ def test_a_cell_shows_a_plot_and_a_result_shows_itself(tmp_path: Path, monkeypat
     NotebookClient(
         book, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(Path.cwd())}}
     ).execute()
-    plot = [output["data"]["text/html"] for output in book.cells[0].outputs if output["output_type"] == "display_data"]
+    plot = [
+        output["data"]["text/html"]
+        for output in book.cells[0].outputs
+        if output["output_type"] == "display_data"
+    ]
     assert len(plot) == 1 and "<svg" in plot[0] and "256 steps" in plot[0]
     (shown,) = [output["data"]["text/html"] for output in book.cells[1].outputs]
     assert "<svg" in shown and "eval_return_mean" in shown
@@ -50,7 +56,9 @@ def test_outside_of_a_notebook_nothing_is_drawn():
 
 def test_a_plot_of_nothing_is_nothing():
     assert history_svg([]) == ""
-    assert "<table>" in result_html([], {"env_steps": 5, "sampling_hz": 3.0, "eval_return_mean": None})
+    assert "<table>" in result_html(
+        [], {"env_steps": 5, "sampling_hz": 3.0, "eval_return_mean": None}
+    )
 
 
 def test_a_graph_shows_its_fragments():

@@ -1,5 +1,5 @@
-"""Every algorithm with every kind of observation: it solves an environment of that kind, or reports why it is
-unsupported.
+"""Every algorithm with every kind of observation: it solves an environment of that kind, or reports
+why it is unsupported.
 
 `test_probes` tests vectors and action masks.
 """
@@ -23,8 +23,14 @@ STEPS = 3
 
 
 def paid(action: jax.Array, side: jax.Array, *, discrete: bool) -> jax.Array:
-    """Pay 1 for action 1 where the side is +1 and for action 0 where it is -1, else 0; or -(a - side / 2)²."""
-    return (action == (side > 0)).astype(jnp.float32) if discrete else -jnp.square(action[0] - 0.5 * side)
+    """Pay 1 for action 1 where the side is +1 and for action 0 where it is -1, else 0; or -(a -
+    side / 2)².
+    """
+    return (
+        (action == (side > 0)).astype(jnp.float32)
+        if discrete
+        else -jnp.square(action[0] - 0.5 * side)
+    )
 
 
 def shown(observe, obs, *, discrete: bool) -> Env:
@@ -45,13 +51,20 @@ def shown(observe, obs, *, discrete: bool) -> Env:
 
 
 def dictionary(*, discrete: bool) -> Env:
-    obs = {"cue": jax.ShapeDtypeStruct((1,), jnp.float32), "noise": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    return shown(lambda key, side: {"cue": side[None], "noise": jax.random.normal(key, (2,))}, obs, discrete=discrete)
+    obs = {
+        "cue": jax.ShapeDtypeStruct((1,), jnp.float32),
+        "noise": jax.ShapeDtypeStruct((2,), jnp.float32),
+    }
+    return shown(
+        lambda key, side: {"cue": side[None], "noise": jax.random.normal(key, (2,))},
+        obs,
+        discrete=discrete,
+    )
 
 
 def image_in_dictionary(*, discrete: bool) -> Env:
-    """`pixel_envs.motion` with a sign: at +1 the action must name the motion, at -1 the answer is action 1; or the
-    best action is a quarter of both.
+    """`pixel_envs.motion` with a sign: at +1 the action must name the motion, at -1 the answer is
+    action 1; or the best action is a quarter of both.
 
     Neither image nor sign is sufficient alone.
     """
@@ -72,7 +85,9 @@ def image_in_dictionary(*, discrete: bool) -> Env:
         seen = {"image": timestep.next_obs, "sign": sign[None]}
         return (inner_state, sign), timestep._replace(obs=seen, next_obs=seen, reward=reward)
 
-    return Env(inner.spec._replace(name="image in dictionary", obs=obs), reset, step, shortest_episode=2)
+    return Env(
+        inner.spec._replace(name="image in dictionary", obs=obs), reset, step, shortest_episode=2
+    )
 
 
 def memory(*, discrete: bool) -> Env:
@@ -93,7 +108,12 @@ def memory(*, discrete: bool) -> Env:
         return (side, t + 1), Timestep(seen, seen, reward, last, jnp.zeros((), bool))
 
     obs = jax.ShapeDtypeStruct((2,), jnp.float32)
-    return Env(EnvSpec("memory", obs, Discrete(2) if discrete else UNIT, STEPS), reset, step, shortest_episode=STEPS)
+    return Env(
+        EnvSpec("memory", obs, Discrete(2) if discrete else UNIT, STEPS),
+        reset,
+        step,
+        shortest_episode=STEPS,
+    )
 
 
 ENVS = {
@@ -210,7 +230,8 @@ def td3(**options) -> jf.Algorithm:
         batch_size=64,
         buffer_size=6_000,
         warmup_steps=256,
-        warmup_actions="policy",  # after uniform ones two of three seeds ended at a bound of the actions
+        # after uniform ones two of three seeds ended at a bound of the actions
+        warmup_actions="policy",
         policy_hidden=(32,),
         critic_hidden=(32,),
         sequence_length=STEPS,
@@ -262,7 +283,9 @@ ALGORITHMS = {
 def score(single: Env, algorithm: jf.Algorithm, total_steps: int) -> float:
     """Return the mean return of the greedy policy."""
     env = jf.vectorize(single, num_envs=16)
-    result = jf.learn(env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128)
+    result = jf.learn(
+        env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128
+    )
     return result.summary["eval_return_mean"]
 
 
@@ -272,13 +295,15 @@ CASES = [
     for kind in ENVS
     if kind == "dictionary" or name == "ppo" or (name == "sac" and kind != "image stack")
 ]
-"""Observations reach networks by one path from a rollout and by one from replay: every algorithm tries a dictionary,
-and one of each path the other kinds.
+"""Observations reach networks by one path from a rollout and by one from replay: every algorithm
+tries a dictionary, and one of each path the other kinds.
 """
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_an_algorithm_learns_from_every_kind_of_observation(name: str, kind: str, request: pytest.FixtureRequest):
+def test_an_algorithm_learns_from_every_kind_of_observation(
+    name: str, kind: str, request: pytest.FixtureRequest
+):
     if "image" in kind:  # convolutions are worth optimized compilation; vectors are not
         request.getfixturevalue("optimized")
     make, discrete, total_steps = ALGORITHMS[name]
@@ -292,7 +317,9 @@ def test_a_memory_is_not_for_batch_norms_over_steps_and_their_successors():
         flash_sac(recurrent_size=16)
 
 
-@pytest.mark.parametrize(("name", "instead"), [("sac", "sac_discrete"), ("td3", "dqn"), ("flash_sac", "dqn")])
+@pytest.mark.parametrize(
+    ("name", "instead"), [("sac", "sac_discrete"), ("td3", "dqn"), ("flash_sac", "dqn")]
+)
 def test_actions_that_a_mask_forbids_are_discrete_and_not_for_these(name: str, instead: str):
     message = rf"algo={name} does not work with the discrete actions .*: write algo={instead}"
     with pytest.raises(ValueError, match=message):
@@ -306,7 +333,9 @@ def test_without_a_memory_the_side_is_not_known(name: str):
     assert score(memory(discrete=discrete), make(), total_steps // 2) < best_guess + 0.15
 
 
-ONE_KEY = dict.fromkeys(("ppo", "sac", "sac_discrete", "td3", "flash_sac"), ("policy_keys", "critic_keys"))
+ONE_KEY = dict.fromkeys(
+    ("ppo", "sac", "sac_discrete", "td3", "flash_sac"), ("policy_keys", "critic_keys")
+)
 ONE_KEY |= {"dqn": ("q_keys",), "pqn": ("q_keys",), "impala": ("keys",)}
 
 

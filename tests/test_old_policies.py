@@ -30,7 +30,9 @@ def test_an_old_policy_is_evaluated_saved_by_name_and_exported(tmp_path: Path):
     before = jf.evaluate_policy(policy, env, jax.random.key(0), episodes=2)
     jf.save_policy(policy, tmp_path / "policy")
     again = jf.load_policy(tmp_path / "policy")
-    np.testing.assert_array_equal(jf.evaluate_policy(again, env, jax.random.key(0), episodes=2), before)
+    np.testing.assert_array_equal(
+        jf.evaluate_policy(again, env, jax.random.key(0), episodes=2), before
+    )
     path, _ = export_policy(again, tmp_path, "jax")
     assert path.exists()
 

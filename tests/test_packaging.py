@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast.algorithms.registry import ALGORITHMS
-
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 SOURCES = [path for path in SOURCES if ROOT / "jaxrl_fast" / "envs" not in path.parents]  # a link
@@ -35,27 +33,72 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {*BASE, "networks", "learning", "algorithms"},
     "training": {*BASE, "envs", "runtime", "learning", "policy", "settings"},
     "views": {*BASE, "envs", "runtime", "policy", "settings", "training"},
-    "commands": {*BASE, "networks", "envs", "runtime", "learning", "algorithms", "policy", "settings", "training"},
-    "population": {*BASE, "envs", "runtime", "learning", "algorithms", "policy", "settings", "training", "commands"},
+    "commands": {
+        *BASE,
+        "networks",
+        "envs",
+        "runtime",
+        "learning",
+        "algorithms",
+        "policy",
+        "settings",
+        "training",
+    },
+    "population": {
+        *BASE,
+        "envs",
+        "runtime",
+        "learning",
+        "algorithms",
+        "policy",
+        "settings",
+        "training",
+        "commands",
+    },
     "tuning": {*BASE, "envs", "runtime", "learning", "settings", "training", "views", "commands"},
-    "targets": {"core", "runtime", "learning", "settings", "training", "views", "commands", "tuning"},
+    "targets": {
+        "core",
+        "runtime",
+        "learning",
+        "settings",
+        "training",
+        "views",
+        "commands",
+        "tuning",
+    },
 }
 """Every package of jaxrl_fast and its three modules of the lowest layer, the lowest first.
 
 A package may import only the packages above it in this list.
 """
-COMMANDS = {"train", "check", "collect", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
+COMMANDS = {
+    "train",
+    "check",
+    "collect",
+    "evaluate",
+    "render",
+    "explain",
+    "export",
+    "report",
+    "dashboard",
+    "autotune",
+}
 COMMANDS |= {"sweep"}
 ENTRY_POINTS = {"__init__", "__main__", "api", "placement", "evaluator", *COMMANDS}
-"""Modules outside the packages: commands and public names. They may import anything; no other module imports them."""
+"""Modules outside the packages: commands and public names. They may import anything; no other
+module imports them.
+"""
 APPLIED = {"algorithm", "data", "critics", "acting"}
-"""The modules of `learning` with which algorithms are declared; they do not depend on the code common to all
-algorithms.
+"""The modules of `learning` with which algorithms are declared; they do not depend on the code
+common to all algorithms.
 """
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
-SUITES = "craftax jaxtari navix octax pgx xminigrid".split()
-ONE_ADAPTER = {name: f"jaxrl_fast.envs.from_{name}" for name in ("brax", "gymnax", "jaxmarl", "jumanji", *SUITES)}
+SUITES = ["craftax", "jaxtari", "navix", "octax", "pgx", "xminigrid"]
+ONE_ADAPTER = {
+    name: f"jaxrl_fast.envs.from_{name}"
+    for name in ("brax", "gymnax", "jaxmarl", "jumanji", *SUITES)
+}
 ONE_ADAPTER["mujoco_playground"] = "jaxrl_fast.envs.from_playground"
 
 
@@ -85,9 +128,14 @@ def importers(package: str) -> set[str]:
 
 
 def imported_packages(name: str) -> set[str]:
-    """Return the packages of jaxrl_fast that a module imports, except its package; `__init__` for itself."""
+    """Return the packages of jaxrl_fast that a module imports, except its package; `__init__` for
+    itself.
+    """
     own = {u for u in IMPORTS[name] if u.split(".")[0] == "jaxrl_fast"}
-    return {package_of(u) for u in own if u != "jaxrl_fast" or name != "jaxrl_fast"} - {package_of(name), "__init__"}
+    return {package_of(u) for u in own if u != "jaxrl_fast" or name != "jaxrl_fast"} - {
+        package_of(name),
+        "__init__",
+    }
 
 
 def package_of(name: str) -> str:
@@ -104,7 +152,9 @@ def test_every_module_lies_in_a_package_that_is_named_here():
 def test_a_package_may_import_only_packages_below_it():
     below: set[str] = set()
     for package, allowed in MAY_IMPORT.items():
-        assert allowed <= below, f"{package} would import {allowed - below}, which is in a higher layer"
+        assert allowed <= below, (
+            f"{package} would import {allowed - below}, which is in a higher layer"
+        )
         below.add(package)
 
 
@@ -126,12 +176,16 @@ def test_no_two_modules_and_no_two_classes_share_a_name_nor_a_function_with_a_mo
     modules = [name.rpartition(".")[2] for name in IMPORTS]
     assert len(set(modules)) == len(modules), {name for name in modules if modules.count(name) > 1}
     bodies = [(path, node) for path in SOURCES for node in ast.parse(path.read_text()).body]
-    classes = [node.name for _, node in bodies if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    classes = [
+        node.name for _, node in bodies if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+    ]
     assert len(set(classes)) == len(classes), {name for name in classes if classes.count(name) > 1}
     for path, node in bodies:
         # An algorithm's file has the name of its one factory.
         if isinstance(node, ast.FunctionDef) and path.parent.name != "algorithms":
-            assert node.name not in modules, f"{path}: function {node.name} shares its name with a module"
+            assert node.name not in modules, (
+                f"{path}: function {node.name} shares its name with a module"
+            )
 
 
 def test_the_search_knows_no_process_and_no_device():
@@ -158,7 +212,11 @@ def test_only_settings_and_what_stands_on_them_know_config_and_environments_by_n
         packages = {used.split(".")[0] for used in IMPORTS[name]}
         if package_of(name) in set(MAY_IMPORT) - {"settings", "commands", "tuning"}:
             assert not packages & {"hydra", "omegaconf"}, name
-            assert "jaxrl_fast.envs" not in IMPORTS[name] or name in KNOW_ENVS or package_of(name) == "envs", name
+            assert (
+                "jaxrl_fast.envs" not in IMPORTS[name]
+                or name in KNOW_ENVS
+                or package_of(name) == "envs"
+            ), name
 
 
 def test_environments_import_only_core_and_the_types_of_environments():
@@ -169,15 +227,23 @@ def test_environments_import_only_core_and_the_types_of_environments():
 
 def test_nobody_imports_a_package_of_another_root():
     """A folder ``envs`` in the user's directory must not shadow the package's folder."""
-    others = {path for folder in ("tests", "experiments", "docs") for path in ROOT.glob(f"{folder}/**/*.py")}
+    others = {
+        path
+        for folder in ("tests", "experiments", "docs")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+    }
     used = {**IMPORTS, **{str(path): imports_of(path) for path in others}}
-    assert not [name for name, imports in used.items() if any(u.split(".")[0] == "envs" for u in imports)]
+    assert not [
+        name for name, imports in used.items() if any(u.split(".")[0] == "envs" for u in imports)
+    ]
 
 
 def test_an_algorithm_imports_only_what_it_declares_with():
     for name in IMPORTS:
         if package_of(name) == "algorithms" and name.count(".") == 2:
-            learned = {u.split(".")[2] for u in IMPORTS[name] if u.startswith("jaxrl_fast.learning.")}
+            learned = {
+                u.split(".")[2] for u in IMPORTS[name] if u.startswith("jaxrl_fast.learning.")
+            }
             assert learned <= APPLIED, (name, learned - APPLIED)
 
 
@@ -193,7 +259,14 @@ def code_lines(path: Path) -> set[int]:
                 and isinstance(item.value.value, str)
             ):
                 strings.update(range(item.lineno, item.end_lineno + 1))
-    other = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    other = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
     tokens = [t for t in tokenize.generate_tokens(StringIO(text).readline) if t.type not in other]
     return {line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - strings
 
@@ -211,7 +284,9 @@ def test_gymnasium_is_known_to_its_adapters_and_the_pool_only():
 
 def test_a_worker_of_the_pool_loads_no_jax():
     code = "import sys, jaxrl_fast.envs.pool.worker; assert not {'jax', 'jaxlib', 'flax'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -227,7 +302,9 @@ assert not heavy, heavy
 from jaxrl_fast.settings.machine import jax_has_started
 assert not jax_has_started(), "a device was touched"
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -262,16 +339,36 @@ def test_a_plain_install_trains_without_a_package_that_nobody_declares(tmp_path:
     (tmp_path / "sitecustomize.py").write_text(ONLY_DECLARED)
     cache = {"JAXRL_FAST_CACHE": str(tmp_path / "cache")}
     variables = {**os.environ, **cache, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    line = [sys.executable, "-m", "jaxrl_fast.train", "env=cartpole", *TINY, f"run_dir={tmp_path / 'run'}"]
-    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900)
+    line = [
+        sys.executable,
+        "-m",
+        "jaxrl_fast.train",
+        "env=cartpole",
+        *TINY,
+        f"run_dir={tmp_path / 'run'}",
+    ]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "cache").is_dir()  # programs were stored
 
 
 def build(source: Path, into: Path) -> Path:
     """Build a wheel of ``source``, a folder or a source distribution."""
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
-    done = subprocess.run([*command, "-w", into, source], capture_output=True, text=True, timeout=900)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-q",
+    ]
+    done = subprocess.run(
+        [*command, "-w", into, source], capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     return next(into.glob("*.whl"))
 
@@ -298,7 +395,11 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_carries_the_settings_and_assets_and_no_experiment(wheel: Path):
     held = set(zipfile.ZipFile(wheel).namelist())
-    wanted = [*SOURCES, *ROOT.glob("jaxrl_fast/config/**/*.yaml"), *ROOT.glob("jaxrl_fast/**/assets/*")]
+    wanted = [
+        *SOURCES,
+        *ROOT.glob("jaxrl_fast/config/**/*.yaml"),
+        *ROOT.glob("jaxrl_fast/**/assets/*"),
+    ]
     names = {str(path.relative_to(ROOT)) for path in wanted}
     assert {f"jaxrl_fast/{name}" if name.startswith("envs/") else name for name in names} <= held
     assert any(name.startswith("jaxrl_fast/config/tuned/") for name in held)
@@ -307,23 +408,38 @@ def test_a_wheel_carries_the_settings_and_assets_and_no_experiment(wheel: Path):
 
 def test_a_source_distribution_gives_the_same_wheel(source: Path, wheel: Path, tmp_path: Path):
     code = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     again = build(next(tmp_path.glob("*.tar.gz")), tmp_path / "wheel")
     assert set(zipfile.ZipFile(again).namelist()) == set(zipfile.ZipFile(wheel).namelist())
 
 
 def shadow(folder: Path) -> Path:
-    """Make a user's folder with modules named like the package's inner modules; importing them fails."""
+    """Make a user's folder with modules named like the package's inner modules; importing them
+    fails.
+    """
     for name in ("envs", "experiments", "tests"):
         (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text("raise ImportError('the module of a user was imported')\n")
+        (folder / name / "__init__.py").write_text(
+            "raise ImportError('the module of a user was imported')\n"
+        )
     for name in ("runs", "train", "core", "api", "system"):
-        (folder / f"{name}.py").write_text("raise ImportError('the module of a user was imported')\n")
+        (folder / f"{name}.py").write_text(
+            "raise ImportError('the module of a user was imported')\n"
+        )
     return folder
 
 
-TINY = "algo=ppo num_envs=2 algo.rollout_length=8 algo.num_minibatches=1 total_steps=1 eval.episodes=1".split()
+TINY = [
+    "algo=ppo",
+    "num_envs=2",
+    "algo.rollout_length=8",
+    "algo.num_minibatches=1",
+    "total_steps=1",
+    "eval.episodes=1",
+]
 ON_HOST = ["env=gymnasium", "env.id=CartPole-v1", "pool.workers=1", *TINY]
 
 
@@ -331,7 +447,9 @@ def ours(folder: Path, path: Path, command: str, *words: str) -> str:
     """Return the output of a command that starts in ``folder`` with the package from ``path``."""
     variables = {**os.environ, "PYTHONPATH": str(path)}
     line = [sys.executable, "-m", f"jaxrl_fast.{command}", *words]
-    done = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        line, cwd=folder, env=variables, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the module of a user" not in done.stdout + done.stderr
     return done.stdout
@@ -340,14 +458,30 @@ def ours(folder: Path, path: Path, command: str, *words: str) -> str:
 def test_the_wheel_trains_from_another_folder_without_the_repository(wheel: Path, tmp_path: Path):
     """Run in an environment that has only the package's dependencies."""
     place = tmp_path / "packages"
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "-q", "--target", place, wheel]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "-q",
+        "--target",
+        place,
+        wheel,
+    ]
     done = subprocess.run(install, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     (folder := tmp_path / "own").mkdir()
     code = "import jaxrl_fast.envs; print(jaxrl_fast.envs.__file__, jaxrl_fast.__file__)"
     variables = {**os.environ, "PYTHONPATH": str(place)}
-    found = subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True)
-    assert [Path(path).parent for path in found.stdout.split()] == [place / "jaxrl_fast/envs", place / "jaxrl_fast"]
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True
+    )
+    assert [Path(path).parent for path in found.stdout.split()] == [
+        place / "jaxrl_fast/envs",
+        place / "jaxrl_fast",
+    ]
     ours(shadow(folder), place, "train", *ON_HOST, "run_dir=here")
     assert (folder / "here" / "summary.json").exists()
 
@@ -356,7 +490,9 @@ def test_nothing_in_a_users_folder_shadows_training(tmp_path: Path):
     """Train from a plain checkout with a pool, an evaluator and a visualizer."""
     folder = shadow(tmp_path)
     ours(folder, ROOT, "train", *ON_HOST, "eval.picture=true", "run_dir=on_host")
-    drawn = folder / "on_host" / "render.log"  # of the visualizer, which a short run may not wait for
+    drawn = (
+        folder / "on_host" / "render.log"
+    )  # of the visualizer, which a short run may not wait for
     assert not drawn.exists() or "the module of a user" not in drawn.read_text()
 
 
@@ -377,14 +513,20 @@ def public_named_tuples() -> list[ast.ClassDef]:
         node
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef) and node.name[0] != "_" and "NamedTuple" in map(ast.unparse, node.bases)
+        if isinstance(node, ast.ClassDef)
+        and node.name[0] != "_"
+        and "NamedTuple" in map(ast.unparse, node.bases)
     ]
 
 
 def fields_of(cls: ast.ClassDef) -> dict[str, str]:
     """Return the fields of a class, with their types as written."""
     fields = [node for node in cls.body if isinstance(node, ast.AnnAssign)]
-    return {field.target.id: ast.unparse(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
+    return {
+        field.target.id: ast.unparse(field.annotation)
+        for field in fields
+        if isinstance(field.target, ast.Name)
+    }
 
 
 @pytest.mark.text
@@ -396,7 +538,9 @@ def test_every_field_of_a_public_type_is_documented():
         own = {
             field.target.id
             for field, text in pairwise(cls.body)
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
         }
         unnamed = [name for name in fields_of(cls) if not re.search(rf"\b{name}\b", documented)]
         missing += [f"{cls.name}.{name}" for name in unnamed if name not in own]
@@ -417,32 +561,6 @@ def test_an_alias_of_a_function_is_documented():
         if not (isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant))
     ]
     assert not missing, f"describe arguments and results of {', '.join(missing)}"
-
-
-MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 600, 80, 10
-"""Largest number of lines of a file, lines of a function without its docstring, and arguments without ``self``."""
-FACTORIES = {*ALGORITHMS, "learn", "train_population", "make_network"}
-"""Public functions of many keyword arguments, each with a default, whose signatures do not count."""
-
-
-def own_lines(function: ast.FunctionDef) -> int:
-    """Count the lines of a function without its docstring, of a factory without its signature."""
-    docstring = function.body[0] if ast.get_docstring(function) else None
-    if function.name in FACTORIES:
-        return function.end_lineno - (docstring.end_lineno if docstring else function.lineno)
-    return function.end_lineno - function.lineno + 1 - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
-
-
-@pytest.mark.text
-def test_files_functions_and_signatures_are_short():
-    for path in SOURCES:
-        assert len(path.read_text().splitlines()) <= MAX_FILE, path
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-                assert own_lines(node) <= MAX_FUNCTION, (path, node.name, own_lines(node))
-                few = len([name for name in names if name not in ("self", "cls")]) <= MAX_ARGUMENTS
-                assert few or node.name in FACTORIES, (path, node.name)
 
 
 @pytest.mark.text

@@ -1,4 +1,6 @@
-"""Environments with PettingZoo's interface in the pool: agents that left, rewards, terminations and truncations."""
+"""Environments with PettingZoo's interface in the pool: agents that left, rewards, terminations and
+truncations.
+"""
 
 import csv
 from pathlib import Path
@@ -37,15 +39,20 @@ def test_agents_that_leave_are_out_and_their_pay_is_their_own():
     first = env.reset(3)
     assert first["obs"].shape == (2, 3, 4) and not first[OUT].any()
     steps = played(env, [[[0, 1, 2], [2, 1, 0]]] * 4)
-    # "a" leaves after 2 steps, "c" after 3, "b" is truncated after 4; then an agent's observation is zero
+    # "a" leaves after 2 steps, "c" after 3, "b" is truncated after 4; then an agent's observation
+    # is zero
     out = [(~step.next_obs[OUT]).sum(axis=1).tolist() for step in steps]
     assert out == [[3, 3], [2, 2], [1, 1], [1, 1]]
     assert steps[1].next_obs[OUT][0].tolist() == [True, False, False]
     assert steps[1].next_obs["obs"][0, 0, 1] == 2 and not steps[2].next_obs["obs"][0, 0].any()
-    np.testing.assert_array_equal([step.reward[0] for step in steps], [[0, 11, 22]] * 2 + [[0, 11, 22], [0, 11, 0]])
+    np.testing.assert_array_equal(
+        [step.reward[0] for step in steps], [[0, 11, 22]] * 2 + [[0, 11, 22], [0, 11, 0]]
+    )
     assert [bool(step.truncated.all()) for step in steps] == [False, False, False, True]
     assert not any(step.terminated.any() for step in steps)
-    assert not steps[3].next_obs[OUT][0, 1] and not steps[3].obs[OUT].any()  # it bootstraps; a new episode
+    assert (
+        not steps[3].next_obs[OUT][0, 1] and not steps[3].obs[OUT].any()
+    )  # it bootstraps; a new episode
     assert steps[3].obs["obs"][0, 0, 1] == 0 and steps[3].next_obs["obs"][0, 1, 1] == 4
     assert steps[3].episode_return.tolist() == [110.0, 2 + 2 + 4 * 11 + 3 * 20]
     assert env.agents is not None and env.agents().tolist() == [[0, 44, 66], [4, 44, 60]]
@@ -68,7 +75,9 @@ def test_workers_give_the_steps_of_this_process():
         env.reset(5)
         steps = played(env, np.linspace(-1, 1, 6 * 4 * 3 * 2, dtype=np.float32).reshape(6, 4, 3, 2))
         assert (env.agents is None) == (pool is not HERE)
-        found.append([jax.tree.map(lambda x: x[..., :3] if x.ndim == 3 else x, step) for step in steps])
+        found.append(
+            [jax.tree.map(lambda x: x[..., :3] if x.ndim == 3 else x, step) for step in steps]
+        )
         env.close()
     jax.tree.map(np.testing.assert_array_equal, *found)
     assert found[0][1].obs[STATE].tolist() == [[2.0]] * 4
@@ -80,7 +89,11 @@ def test_by_arrival_agents_see_the_same_entries():
     assert set(env.reset(0)) == {"obs", OUT}
     env.send_to(np.zeros((2, 3), np.int32), np.arange(2))
     indices, step = env.recv_any()
-    assert sorted(indices.tolist()) == [0, 1] and step.obs["obs"].shape == (2, 3, 4) and step.reward.shape == (2, 3)
+    assert (
+        sorted(indices.tolist()) == [0, 1]
+        and step.obs["obs"].shape == (2, 3, 4)
+        and step.reward.shape == (2, 3)
+    )
     env.close()
 
 
@@ -95,12 +108,25 @@ def test_the_smaller_are_filled_up_and_masked():
 
 def test_a_run_learns_and_its_tables_have_each_agent(tmp_path: Path):
     env = jf.make_env("custom", make=Unequal, num_envs=8, pool=HERE)
-    with pytest.raises(ValueError, match=r"agents .* differ .*2 and 3, .*algo.share_parameters=false"):
+    with pytest.raises(
+        ValueError, match=r"agents .* differ .*2 and 3, .*algo.share_parameters=false"
+    ):
         jf.learn(env, jf.ippo(), total_steps=8)
     algo = jf.ippo(
-        share_parameters=False, rollout_length=32, learning_rate=3e-3, policy_hidden=(16,), value_hidden=(16,)
+        share_parameters=False,
+        rollout_length=32,
+        learning_rate=3e-3,
+        policy_hidden=(16,),
+        value_hidden=(16,),
     )
-    result = jf.learn(env, algo, total_steps=8 * 32 * 16, run_dir=tmp_path, eval_every=8 * 32 * 16, eval_episodes=4)
+    result = jf.learn(
+        env,
+        algo,
+        total_steps=8 * 32 * 16,
+        run_dir=tmp_path,
+        eval_every=8 * 32 * 16,
+        eval_episodes=4,
+    )
     env.close()
     rows = list(csv.DictReader((tmp_path / "evals.csv").read_text().splitlines()))
     own = [[float(row[f"return_{i}"]) for i in range(3)] for row in rows]
@@ -133,7 +159,9 @@ def test_a_world_that_cannot_be_is_refused(name: str, options: dict, message: st
 
 def test_pettingzoos_own_world():
     pytest.importorskip("mpe2")
-    env = envs.make_vec("pettingzoo", id="mpe/simple_spread_v3", num_envs=2, pool=HERE, max_cycles=5)
+    env = envs.make_vec(
+        "pettingzoo", id="mpe/simple_spread_v3", num_envs=2, pool=HERE, max_cycles=5
+    )
     assert (env.spec.num_agents, env.spec.action) == (3, Discrete(5)) and STATE in env.spec.obs
     env.reset(0)
     steps = played(env, [np.zeros((2, 3), int)] * 5)

@@ -1,4 +1,6 @@
-"""Agents that see images: the networks, frame stacks (which change only storage), and environments that need them."""
+"""Agents that see images: the networks, frame stacks (which change only storage), and environments
+that need them.
+"""
 
 import re
 
@@ -23,7 +25,9 @@ IMAGE = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
 
 
 def small_ppo(**options) -> Algorithm:
-    defaults = dict(rollout_length=6, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
+    defaults = dict(
+        rollout_length=6, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,)
+    )
     return jf.ppo(**defaults | options)
 
 
@@ -42,7 +46,10 @@ def small_sac(**options) -> Algorithm:
 
 @pytest.mark.parametrize(("size", "stride"), [(4, 2), (3, 1)])
 def test_a_product_of_patches_is_a_convolution(size: int, stride: int):
-    image, filters = jax.random.normal(KEY, (2, 21, 14, 3)), jax.random.normal(jax.random.key(1), (size, size, 3, 5))
+    image, filters = (
+        jax.random.normal(KEY, (2, 21, 14, 3)),
+        jax.random.normal(jax.random.key(1), (size, size, 3, 5)),
+    )
     want = jax.lax.conv_general_dilated(
         image, filters, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -54,7 +61,9 @@ def test_a_product_of_patches_is_a_convolution(size: int, stride: int):
 def test_an_image_of_84_pixels_goes_through_the_published_layers():
     network = make_network(IMAGE, 6, hidden=(512,))
     shapes = jax.eval_shape(network.init, KEY)
-    inputs = sorted(leaf.shape for path, leaf in jax.tree.leaves_with_path(shapes) if path[-1].key == "kernel")
+    inputs = sorted(
+        leaf.shape for path, leaf in jax.tree.leaves_with_path(shapes) if path[-1].key == "kernel"
+    )
     assert inputs == [(256, 32), (512, 6), (512, 64), (576, 64), (3136, 512)]
 
 
@@ -104,38 +113,61 @@ def test_images_stand_beside_other_numbers_in_any_network(recurrent_size: int, p
     ],
 )
 def test_convolutions_are_chosen_for_bytes_with_channels_alone(shape, dtype, chosen):
-    assert choose_convolutions({"x": jax.ShapeDtypeStruct(shape, dtype)}, "auto") == CNNS.get(chosen, ())
+    assert choose_convolutions({"x": jax.ShapeDtypeStruct(shape, dtype)}, "auto") == CNNS.get(
+        chosen, ()
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.bool_, jnp.float32])
-def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_convolution_is_named(dtype):
+def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_convolution_is_named(
+    dtype,
+):
     network = make_network(jax.ShapeDtypeStruct((10, 10, 4), dtype), 6, hidden=(32,), cnn="small")
     shapes = jax.eval_shape(network.init, KEY)
-    inputs = sorted(leaf.shape for path, leaf in jax.tree.leaves_with_path(shapes) if path[-1].key == "kernel")
+    inputs = sorted(
+        leaf.shape for path, leaf in jax.tree.leaves_with_path(shapes) if path[-1].key == "kernel"
+    )
     assert inputs == [(32, 6), (36, 16), (1024, 32)]
     obs = jnp.ones((1, 2, 10, 10, 4), dtype).at[0, 1].set(jnp.zeros((), dtype))
-    one, zero = jax.jit(network.apply)(jax.jit(network.init)(KEY), (), obs, jnp.zeros((1, 2), bool))[0][0]
+    one, zero = jax.jit(network.apply)(
+        jax.jit(network.init)(KEY), (), obs, jnp.zeros((1, 2), bool)
+    )[0][0]
     assert np.abs(one - zero).max() > 1e-3
 
 
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (small_ppo(cnn="nature"), "cnn=nature is too large for images with a side of 8 pixels: write cnn=auto"),
-        (small_ppo(normalize_observations=True), "motion, whose observations are images.*Leave normalize_obs"),
-        (small_sac(), "algo=sac does not work with the discrete actions of motion: write algo=sac_discrete"),
+        (
+            small_ppo(cnn="nature"),
+            "cnn=nature is too large for images with a side of 8 pixels: write cnn=auto",
+        ),
+        (
+            small_ppo(normalize_observations=True),
+            "motion, whose observations are images.*Leave normalize_obs",
+        ),
+        (
+            small_sac(),
+            "algo=sac does not work with the discrete actions of motion: write algo=sac_discrete",
+        ),
     ],
 )
 def test_what_images_do_not_go_with_is_refused(algorithm: Algorithm, says: str):
     with pytest.raises(ValueError, match=says):
         bind(algorithm, pixel_envs.motion().spec, 8)
     with pytest.raises(ValueError, match=r"cnn=small reads images .* contain none: write cnn=auto"):
-        bind(small_ppo(cnn="small"), jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)), 8)
+        bind(
+            small_ppo(cnn="small"),
+            jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)),
+            8,
+        )
 
 
 def test_only_images_are_not_normalized_by_default():
     spec = pixel_envs.walk().spec
-    mixed = spec._replace(obs={"a": spec.obs, "b": jax.ShapeDtypeStruct((2,), jnp.float32)}, frame_stack=0)
+    mixed = spec._replace(
+        obs={"a": spec.obs, "b": jax.ShapeDtypeStruct((2,), jnp.float32)}, frame_stack=0
+    )
     for make in (small_ppo, small_sac):
         assert [bind(make(), s, 8).normalize_observations for s in (spec, mixed)] == [False, True]
 
@@ -150,8 +182,12 @@ def trained(env: jf.Env, algorithm: Algorithm, ticks: int, num_envs: int = 8):
     return state, metrics
 
 
-@pytest.mark.parametrize(("algorithm", "left_out"), [(small_ppo(), False), (small_sac(), True)], ids=["ppo", "sac"])
-def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Algorithm, left_out: bool):
+@pytest.mark.parametrize(
+    ("algorithm", "left_out"), [(small_ppo(), False), (small_sac(), True)], ids=["ppo", "sac"]
+)
+def test_the_images_before_a_rollout_are_kept_where_replay_is_not(
+    algorithm: Algorithm, left_out: bool
+):
     graph, _ = build_graph(jf.vectorize(pixel_envs.walk(), num_envs=8), algorithm)
     state = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper))
     state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), state._replace(key=()))
@@ -169,21 +205,31 @@ def test_replay_of_images_is_updated_in_place():
     keys = jax.random.split(KEY, 1)
     program = programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 1)
     text = program.ready(keys, algorithm.hyper)[1].as_text()
-    frames = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper)).private["experience"].frames
+    frames = (
+        jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper))
+        .private["experience"]
+        .frames
+    )
     for slots in (5_000, frames.shape[1]):
         ring = rf"\[[\d,]*\b{slots}\b[\d,]*\]\S*"
         assert re.search(ring, text)
         assert not re.findall(rf"{ring} copy(?:-start)?\(", text)
-    assert set(re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)\(", text)) == {"all-reduce"}
+    assert set(re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)\(", text)) == {
+        "all-reduce"
+    }
 
 
 @pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
 def test_stacks_made_here_teach_what_stacks_of_the_environment_teach(algorithm: Algorithm):
-    """Action selection, rollouts, replay and learners use the stacks that a stacking environment would return."""
+    """Action selection, rollouts, replay and learners use the stacks that a stacking environment
+    would return.
+    """
     env = pixel_envs.walk()
     ours, metrics = trained(env, algorithm, 3)
     theirs, _ = trained(pixel_envs.stacking(env), algorithm, 3)
-    for got, want in zip(*(jax.tree.leaves(learned(state)) for state in (ours, theirs)), strict=True):
+    for got, want in zip(
+        *(jax.tree.leaves(learned(state)) for state in (ours, theirs)), strict=True
+    ):
         np.testing.assert_allclose(got, want, atol=1e-5)
     assert np.isfinite(metrics[-1]["sample/episode_return_sum"])
 
@@ -203,6 +249,8 @@ def test_a_single_image_of_that_world_says_nothing():
     key, right = jax.random.split(KEY), []
     for direction in (-1, 1):
         state, _ = env.reset(key[0], ())
-        (*_, _), step = env.step((state[0], state[1], jnp.int32(direction), jnp.int32(0)), jnp.int32(0), key[1])
+        (*_, _), step = env.step(
+            (state[0], state[1], jnp.int32(direction), jnp.int32(0)), jnp.int32(0), key[1]
+        )
         right.append(step.obs)
     np.testing.assert_array_equal(*right)

@@ -1,4 +1,6 @@
-"""Placements contain every fragment once; a chunk is compiled once and reuses the memory of its state."""
+"""Placements contain every fragment once; a chunk is compiled once and reuses the memory of its
+state.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,9 @@ DEVICE = jax.devices()[0]
 
 
 def small_ppo():
-    return ppo(rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
+    return ppo(
+        rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,)
+    )
 
 
 def counter(name: str, **options) -> Fragment:
@@ -53,7 +57,9 @@ def test_sharded_sampling_divides_the_sampler_alone_and_serves_a_graph_without_o
     graph = Graph((counter("sample", tags=(placements.SAMPLING,)), counter("b")))
     groups = placements.sharded_sampling(graph, devices).groups
     assert groups == (Group(("sample",), tuple(devices)), Group(("b",), (DEVICE,)))
-    assert placements.sharded_sampling(Graph((counter("b"),)), devices).groups == (Group(("b",), (DEVICE,)),)
+    assert placements.sharded_sampling(Graph((counter("b"),)), devices).groups == (
+        Group(("b",), (DEVICE,)),
+    )
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -84,9 +90,13 @@ def test_a_chunk_equals_its_ticks_for_every_seed(program):
         for t in range(3):
             one, own = tick(one)
             np.testing.assert_allclose(
-                metrics["learn/actor/policy_loss"][seed, t], own["learn/actor/policy_loss"], atol=1e-5
+                metrics["learn/actor/policy_loss"][seed, t],
+                own["learn/actor/policy_loss"],
+                atol=1e-5,
             )
-        for got, want in zip(jax.tree.leaves(state.private), jax.tree.leaves(one.private), strict=True):
+        for got, want in zip(
+            jax.tree.leaves(state.private), jax.tree.leaves(one.private), strict=True
+        ):
             np.testing.assert_allclose(got[seed], want, atol=1e-5)
 
 

@@ -1,4 +1,6 @@
-"""The sampler pool: a seed's results do not depend on how the pool steps, and no step is lost, invented or shared."""
+"""The sampler pool: a seed's results do not depend on how the pool steps, and no step is lost,
+invented or shared.
+"""
 
 import os
 import subprocess
@@ -43,7 +45,9 @@ PID, JAX = 3, 4
 
 def walks(workers: int, num_groups: int = 2, jitter_s: float = 0.0) -> HostEnv:
     options = PoolOptions(workers=workers, num_groups=num_groups)
-    return make_custom_host(partial(Walk, jitter_s=jitter_s), num_envs=NUM_ENVS, name="walk", pool=options)
+    return make_custom_host(
+        partial(Walk, jitter_s=jitter_s), num_envs=NUM_ENVS, name="walk", pool=options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +85,15 @@ def without_pid(first: np.ndarray, steps: list[HostStep]) -> list[np.ndarray]:
 def by_hand(seed: int) -> tuple[np.ndarray, list[HostStep]]:
     """Return the same with plain Gymnasium."""
     envs = [Walk() for _ in range(NUM_ENVS)]
-    first = np.stack([env.reset(seed=env_seed(seed, i))[0] for i, env in enumerate(envs)]).astype(np.float32)
+    first = np.stack([env.reset(seed=env_seed(seed, i))[0] for i, env in enumerate(envs)]).astype(
+        np.float32
+    )
     steps, returns, lengths = [], np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, np.int32)
     for t in range(STEPS):
         results = [env.step(int(action)) for env, action in zip(envs, actions_at(t), strict=True)]
-        next_obs, reward, terminated, truncated = (np.array(column) for column in list(zip(*results, strict=True))[:4])
+        next_obs, reward, terminated, truncated = (
+            np.array(column) for column in list(zip(*results, strict=True))[:4]
+        )
         ended = terminated | truncated
         returns, lengths = returns + reward.astype(np.float32), lengths + 1
         obs = next_obs.copy()
@@ -218,8 +226,12 @@ def test_workers_never_load_jax(pool: HostEnv):
     assert not pool.reset(0)[:, JAX].any()
 
 
-@pytest.mark.parametrize(("step_s", "where"), [(1e-6, "in this process"), (0.02, "by 2 worker processes")])
-def test_it_is_measured_whether_workers_pay_and_said_in_one_line(step_s: float, where: str, monkeypatch):
+@pytest.mark.parametrize(
+    ("step_s", "where"), [(1e-6, "in this process"), (0.02, "by 2 worker processes")]
+)
+def test_it_is_measured_whether_workers_pay_and_said_in_one_line(
+    step_s: float, where: str, monkeypatch
+):
     """The measurement reads a clock that only the environment's steps advance."""
     now = [0.0]
 
@@ -253,12 +265,15 @@ def test_it_is_measured_whether_workers_pay_and_said_in_one_line(step_s: float, 
     ],
 )
 def test_what_was_fastest_is_expected_to_be(cores, num_envs, num_groups, step_us, fastest):
-    """Measured in training with 4 and 64 light environments and 16 and 64 of HalfCheetah on 2 cores.
+    """Measured in training with 4 and 64 light environments and 16 and 64 of HalfCheetah on 2
+    cores.
 
-    Elsewhere the costs decide: with many cores, one is left for action selection until steps take far longer than
-    these.
+    Elsewhere the costs decide: with many cores, one is left for action selection until steps take
+    far longer than these.
     """
-    took_s = turns_s(cores, num_envs // num_groups, 1e-6 * step_us, PoolOptions(num_groups=num_groups))
+    took_s = turns_s(
+        cores, num_envs // num_groups, 1e-6 * step_us, PoolOptions(num_groups=num_groups)
+    )
     assert min(took_s, key=lambda workers: took_s[workers]) == fastest
 
 
@@ -287,14 +302,22 @@ def test_each_slice_of_a_pool_is_what_a_pool_of_its_own_would_be(workers):
 
 
 def test_by_arrival_the_fast_do_not_wait_for_the_slow(tmp_path):
-    """The slow environment steps only once it may, which is after 30 steps of the other worker's environments."""
+    """The slow environment steps only once it may, which is after 30 steps of the other worker's
+    environments.
+    """
     options, may_step = PoolOptions(workers=2, num_groups=2, order="arrival"), tmp_path / "may_step"
     may_step.touch()  # an environment is tried first
-    host = make_custom_host(partial(Uneven, partial(wait_for, may_step)), num_envs=8, name="uneven", pool=options)
+    host = make_custom_host(
+        partial(Uneven, partial(wait_for, may_step)), num_envs=8, name="uneven", pool=options
+    )
     may_step.unlink()
     assert "the same seed does not give the same run" in host.events()[0]
     assert host.send_to is not None and host.recv_any is not None
-    seed = next(s for s in range(1000) if [env_seed(s, i) % 4 == 0 for i in range(8)] == [True] + 7 * [False])
+    seed = next(
+        s
+        for s in range(1000)
+        if [env_seed(s, i) % 4 == 0 for i in range(8)] == [True] + 7 * [False]
+    )
     steps = np.zeros(8, int)
     host.reset(seed)
     host.send_to(np.zeros(8, int), np.arange(8))
@@ -306,7 +329,9 @@ def test_by_arrival_the_fast_do_not_wait_for_the_slow(tmp_path):
         assert len(indices) == 4
         steps[indices] += 1
         np.testing.assert_array_equal(step.obs[:, 0], steps[indices])  # nothing lost, nothing twice
-        np.testing.assert_array_equal(step.reward, np.where(steps[indices] == 1, 0, 1 + indices % 2))
+        np.testing.assert_array_equal(
+            step.reward, np.where(steps[indices] == 1, 0, 1 + indices % 2)
+        )
         with pytest.raises(ValueError, match="as recv_any gave them"):
             host.send_to(np.zeros(4, int), indices[::-1])
         if turn < 30:
@@ -318,8 +343,12 @@ def test_by_arrival_the_fast_do_not_wait_for_the_slow(tmp_path):
 
 def test_learning_by_arrival_gives_every_environment_its_steps_in_order():
     options = PoolOptions(workers=2, num_groups=2, order="arrival")
-    host = make_custom_host(partial(Uneven, partial(time.sleep, 0.002)), num_envs=8, name="uneven", pool=options)
-    graph, agent = build_graph(host, ppo(rollout_length=10, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,)))
+    host = make_custom_host(
+        partial(Uneven, partial(time.sleep, 0.002)), num_envs=8, name="uneven", pool=options
+    )
+    graph, agent = build_graph(
+        host, ppo(rollout_length=10, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
+    )
     sample, key = graph.fragments[0], jax.random.key(0)
     inputs = init_learned(agent, agent.acting.parts, key)
     inputs["statistics"] = graph.fragments[1].publish(graph.fragments[1].init(key))["statistics"]
@@ -337,7 +366,9 @@ def test_learning_by_arrival_gives_every_environment_its_steps_in_order():
 
 
 def test_ten_thousand_batches_on_two_groups_do_not_deadlock():
-    host = make_custom_host(Uneven, num_envs=4, name="fast", pool=PoolOptions(workers=2, num_groups=2))
+    host = make_custom_host(
+        Uneven, num_envs=4, name="fast", pool=PoolOptions(workers=2, num_groups=2)
+    )
     obs = host.reset(0)
     for group in (0, 1):
         host.send(np.zeros(2, int), group)
@@ -405,7 +436,11 @@ def test_images_keep_their_bytes_and_a_pool_of_gymnasium_gives_what_gymnasium_gi
         step = host.recv(0)
         following, reward, terminated, truncated, _ = env.step(1)
         np.testing.assert_array_equal(step.next_obs[1], following)
-        assert (step.reward[1], step.terminated[1], step.truncated[1]) == (reward, terminated, truncated)
+        assert (step.reward[1], step.terminated[1], step.truncated[1]) == (
+            reward,
+            terminated,
+            truncated,
+        )
         if terminated:
             np.testing.assert_array_equal(step.obs[1], env.reset()[0])
     host.close()
@@ -422,7 +457,9 @@ class _Still:
 
 
 @pytest.mark.parametrize("cores", range(1, 9))
-def test_every_number_of_environments_fits_the_defaults_on_every_number_of_cores(cores, monkeypatch):
+def test_every_number_of_environments_fits_the_defaults_on_every_number_of_cores(
+    cores, monkeypatch
+):
     def workers(host_spec, spec, *, num_workers, num_groups, num_envs, **_):
         assert num_envs % num_groups == 0 and 1 <= num_workers <= num_envs // num_groups
         return _Still(num_groups)
@@ -431,9 +468,17 @@ def test_every_number_of_environments_fits_the_defaults_on_every_number_of_cores
     monkeypatch.setattr(making, "make_workers", workers)
     found = set()
     for step_s in (1e-6, 1e-3):
-        host_spec = describe(partial(Walk), "walk", measure=lambda env, host_spec, step_s=step_s: step_s)
+        host_spec = describe(
+            partial(Walk), "walk", measure=lambda env, host_spec, step_s=step_s: step_s
+        )
         for num_envs in range(1, 34):
-            made = make_pool(host_spec, env_spec(host_spec), num_envs=num_envs, num_seeds=1, options=PoolOptions())
+            made = make_pool(
+                host_spec,
+                env_spec(host_spec),
+                num_envs=num_envs,
+                num_seeds=1,
+                options=PoolOptions(),
+            )
             assert made.num_groups == (2 if num_envs % 2 == 0 else 1)
             found.add(isinstance(made, _Still))
     assert found == ({False} if cores == 1 else {False, True})
@@ -453,7 +498,12 @@ def test_the_default_of_groups_follows_the_given_workers(order, num_seeds):
                 check_options(options, num_envs, num_seeds)
             continue
         groups = check_options(options, num_envs, num_seeds).num_groups
-        words = [f"num_envs={num_envs}", f"num_seeds={num_seeds}", f"pool.workers={workers}", f"pool.order={order}"]
+        words = [
+            f"num_envs={num_envs}",
+            f"num_seeds={num_seeds}",
+            f"pool.workers={workers}",
+            f"pool.order={order}",
+        ]
         if workers in (1, 2, 5) and num_envs < 9:
             run = compose(["env=gymnasium", "env.id=CartPole-v1", "algo=ppo", *words])
             assert run.pool["num_groups"] == groups
@@ -466,7 +516,9 @@ def test_the_default_of_groups_follows_the_given_workers(order, num_seeds):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_number_of_environments_fits_the_default_sizes(name, widths):
     agents, continuous = ("ippo", "mappo", "pqn_vdn"), CONTINUOUS
-    env = "traffic_junction_4" if name in agents else "pendulum" if name in continuous else "cartpole"
+    env = (
+        "traffic_junction_4" if name in agents else "pendulum" if name in continuous else "cartpole"
+    )
     for num_envs in widths:
         run = compose([f"env={env}", f"algo={name}", "tuned=false", f"num_envs={num_envs}"])
         build_graph(make_envs(run), make_algorithm(run), GraphOptions(total_steps=run.total_steps))

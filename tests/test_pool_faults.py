@@ -29,14 +29,18 @@ PID = 3
 IN_TIME_S = 300.0
 """Far longer than any test here takes on a busy machine; it catches only hangs."""
 SHORT = {"step_timeout_s": 0.2}
-"""The limit of steps where all workers hang. `without_limit` suspends it where another one is waited for."""
+"""The limit of steps where all workers hang. `without_limit` suspends it where another one is
+waited for.
+"""
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., HostEnv]]:
     hosts: list[HostEnv] = []
 
-    def start(on_nine: str = "nothing", num_envs: int = 8, hung: Path | None = None, **options: object) -> HostEnv:
+    def start(
+        on_nine: str = "nothing", num_envs: int = 8, hung: Path | None = None, **options: object
+    ) -> HostEnv:
         pool = PoolOptions(**{"workers": 2, "num_groups": 2, **options})  # type: ignore[arg-type]
         make = partial(Walk, on_nine=on_nine, hung=hung)
         hosts.append(make_custom_host(make, num_envs=num_envs, name="walk", pool=pool))
@@ -76,7 +80,9 @@ def kill(pid: int) -> None:
 
 @contextmanager
 def without_limit(host: HostEnv) -> Iterator[None]:
-    """Suspend the limit of a step's time, which a worker that does not hang may exceed on a busy machine."""
+    """Suspend the limit of a step's time, which a worker that does not hang may exceed on a busy
+    machine.
+    """
     pool = host.recv.__self__  # type: ignore[attr-defined]
     limit_s, pool.step_timeout_s = pool.step_timeout_s, IN_TIME_S
     yield
@@ -101,18 +107,33 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
     victim = int(before[0].obs[2, PID])
     assert [int(pid) == victim for pid in before[0].obs[:, PID]] == [False, False, True, True]
     kill(victim)
-    for group in (0, 1):  # the worker served both groups: neither may continue from an observation of a lost episode
+    for group in (
+        0,
+        1,
+    ):  # the worker served both groups: neither may continue from an observation of a lost episode
         after, expected = step(host, group), step(undisturbed, group)
         np.testing.assert_array_equal(after.next_obs[:2, :PID], expected.next_obs[:2, :PID])
         np.testing.assert_array_equal(after.next_obs[2:], before[group].obs[2:])
-        assert after.truncated[2:].all() and not after.terminated[2:].any() and not after.reward[2:].any()
+        assert (
+            after.truncated[2:].all()
+            and not after.terminated[2:].any()
+            and not after.reward[2:].any()
+        )
         over = (before[group].terminated | before[group].truncated)[2:]
-        np.testing.assert_array_equal(after.episode_length[2:], np.where(over, 0, before[group].episode_length[2:]))
-        np.testing.assert_array_equal(after.episode_return[2:], np.where(over, 0, before[group].episode_return[2:]))
-        np.testing.assert_array_equal(after.obs[2:, 1:PID], 0)  # first step of the first episode of a new process
+        np.testing.assert_array_equal(
+            after.episode_length[2:], np.where(over, 0, before[group].episode_length[2:])
+        )
+        np.testing.assert_array_equal(
+            after.episode_return[2:], np.where(over, 0, before[group].episode_return[2:])
+        )
+        np.testing.assert_array_equal(
+            after.obs[2:, 1:PID], 0
+        )  # first step of the first episode of a new process
         assert victim not in after.obs[:, PID]
         again = step(host, group)
-        np.testing.assert_array_equal(again.next_obs[:2, :PID], step(undisturbed, group).next_obs[:2, :PID])
+        np.testing.assert_array_equal(
+            again.next_obs[:2, :PID], step(undisturbed, group).next_obs[:2, :PID]
+        )
         np.testing.assert_array_equal(again.next_obs[2:, 1], 1)
         np.testing.assert_array_equal(again.episode_length[2:], 1)
     assert host.steps() == undisturbed.steps() - 4
@@ -146,16 +167,25 @@ def test_by_arrival_workers_are_replaced_too(start):
         actions[5] = 9
         host.send_to(actions, np.arange(8))
         lengths = np.zeros(8, int)
-        while not lengths[[0, 2, 6]].all():  # of one worker a group hangs, the other worker continues
+        while not lengths[
+            [0, 2, 6]
+        ].all():  # of one worker a group hangs, the other worker continues
             indices, result = host.recv_any()
             lengths[indices] = result.episode_length
             served = indices[indices % 4 > 1]
             host.send_to(np.ones(len(served), int), served)
         assert not np.isin([4, 5], np.flatnonzero(lengths)).any() and host.events() == []
-        assert sorted(host.recv_any()[0]) == [2, 3, 6, 7]  # so that only the group that hangs is under way
+        assert sorted(host.recv_any()[0]) == [
+            2,
+            3,
+            6,
+            7,
+        ]  # so that only the group that hangs is under way
     indices, result = host.recv_any()
     assert list(indices) == [4, 5] and result.truncated.all() and not result.episode_length.any()
-    assert "worker 0 of walk did not answer within 0.2 s" in host.events()[-1] and not alive(int(first[5, PID]))
+    assert "worker 0 of walk did not answer within 0.2 s" in host.events()[-1] and not alive(
+        int(first[5, PID])
+    )
     pids, lines = np.zeros(8, int), list[str]()
 
     def serve() -> bool:
@@ -205,10 +235,16 @@ def test_a_worker_that_hangs_is_replaced(start, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["abort", "hang"])
-def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(start, how: str, tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "GRACE_S", IN_TIME_S)  # enough to print the traceback on any machine
+def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(
+    start, how: str, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        parallel, "GRACE_S", IN_TIME_S
+    )  # enough to print the traceback on any machine
     hung = tmp_path / "hung"
-    host = start(how, num_envs=2, workers=1, num_groups=1, hung=hung, **(SHORT if how == "hang" else {}))
+    host = start(
+        how, num_envs=2, workers=1, num_groups=1, hung=hung, **(SHORT if how == "hang" else {})
+    )
     host.reset(0)
     with pytest.raises(PoolError) as caught:
         for _ in range(9):
@@ -218,7 +254,10 @@ def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(start, how
                 hung.unlink()
             host.recv(0)
     message = str(caught.value)
-    assert {"abort": "worker 0 of walk was killed by SIGABRT", "hang": "did not answer within 0.2 s"}[how] in message
+    assert {
+        "abort": "worker 0 of walk was killed by SIGABRT",
+        "hang": "did not answer within 0.2 s",
+    }[how] in message
     assert "is not restarted after 3 deaths within 10,000 batches" in message
     assert 'pool_envs.py", line' in message and "in misbehave" in message
     assert len(host.events()) == 2
@@ -232,7 +271,9 @@ def test_an_environment_that_raises_shows_its_traceback_and_seed(start, workers:
     with pytest.raises(PoolError) as caught:
         step(host, 1, [1, 1, 1, 9])
     message = str(caught.value)
-    assert message.startswith("environment 7 of walk raised KeyError: 'no such thing' (step 2 of an episode, seed ")
+    assert message.startswith(
+        "environment 7 of walk raised KeyError: 'no such thing' (step 2 of an episode, seed "
+    )
     assert 'raise KeyError("no such thing")' in message and "pool_envs.py" in message
     if workers:
         assert gone(pids)
@@ -241,7 +282,9 @@ def test_an_environment_that_raises_shows_its_traceback_and_seed(start, workers:
 
 
 def test_an_environment_that_raises_while_it_is_measured_shows_its_traceback():
-    with pytest.raises(PoolError, match=r"raised KeyError: 'no such thing' .while its steps were measured"):
+    with pytest.raises(
+        PoolError, match=r"raised KeyError: 'no such thing' .while its steps were measured"
+    ):
         make_custom_host(partial(Walk, on_nine="raise"), num_envs=4, name="walk")
 
 
@@ -284,9 +327,12 @@ if how in ("stuck", "wait"):
 
 
 @pytest.mark.parametrize(
-    ("how", "number"), [("stuck", signal.SIGKILL), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("raise", None)]
+    ("how", "number"),
+    [("stuck", signal.SIGKILL), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("raise", None)],
 )
-def test_no_worker_and_no_shared_memory_outlives_the_parent(how: str, number: signal.Signals | None):
+def test_no_worker_and_no_shared_memory_outlives_the_parent(
+    how: str, number: signal.Signals | None
+):
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT, how],
         stdin=subprocess.PIPE,
@@ -306,7 +352,9 @@ def test_no_worker_and_no_shared_memory_outlives_the_parent(how: str, number: si
     _, err = process.communicate(timeout=IN_TIME_S)
     assert gone(pids)
     assert not [path for path in shared if os.path.exists(path)]
-    tracebacks = 1 if how == "raise" or number == signal.SIGINT else 0  # the parent's, not a worker's
+    tracebacks = (
+        1 if how == "raise" or number == signal.SIGINT else 0
+    )  # the parent's, not a worker's
     assert err.count("Traceback") == tracebacks, err
 
 

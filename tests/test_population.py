@@ -1,4 +1,6 @@
-"""Populations: a member's numbers depend on its seed and rates only; rules of search, halving and exchange."""
+"""Populations: a member's numbers depend on its seed and rates only; rules of search, halving and
+exchange.
+"""
 
 import csv
 import json
@@ -28,7 +30,14 @@ from jaxrl_fast.population.planning import SearchOptions, at_once_of, check_opti
 from jaxrl_fast.population.population_run import FOLDER, train_population
 from jaxrl_fast.population.record import ancestry, schedules_of
 from jaxrl_fast.population.rules import Copy, Exchange, Halving, exchange, promoted, rungs_of
-from jaxrl_fast.population.search_space import Draw, SearchSpace, TrialOutcome, make_space, random_shares, value_of
+from jaxrl_fast.population.search_space import (
+    Draw,
+    SearchSpace,
+    TrialOutcome,
+    make_space,
+    random_shares,
+    value_of,
+)
 from jaxrl_fast.population.sweep_words import read_sweep
 from jaxrl_fast.population.trials import Book
 from jaxrl_fast.runtime import graph as graphs
@@ -37,7 +46,14 @@ from jaxrl_fast.sweep import settings_of_best
 from jaxrl_fast.training.job import Job, JobOptions, make_job
 
 PPO = dict(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
-SAC = dict(rollout_length=2, updates_per_tick=2, batch_size=8, buffer_size=64, policy_hidden=(8,), critic_hidden=(8,))
+SAC = dict(
+    rollout_length=2,
+    updates_per_tick=2,
+    batch_size=8,
+    buffer_size=64,
+    policy_hidden=(8,),
+    critic_hidden=(8,),
+)
 RATES = (1e-4, 1e-3, 3e-3, 1e-2)
 
 
@@ -47,23 +63,31 @@ def job(algo: str, count: int, devices: int = 1, total_steps: int = 320) -> Job:
     env = tiny.line(discrete=algo == "ppo", num_envs=4)
     placement = "fused" if devices == 1 else "data_parallel"
     evaluation, none = EvalOptions(0, 4, beside=False), Checkpoints(keep=0)
-    options = JobOptions(total_steps, 0, count, GraphOptions(), placement, devices, evaluation, none, None, False)
+    options = JobOptions(
+        total_steps, 0, count, GraphOptions(), placement, devices, evaluation, none, None, False
+    )
     return make_job(env, algorithm, options, {})
 
 
 @cache
-def compiled(algo: str, count: int, own_ticks: bool, devices: int = 1, ticks: int = 2) -> tuple[Any, Any]:
+def compiled(
+    algo: str, count: int, own_ticks: bool, devices: int = 1, ticks: int = 2
+) -> tuple[Any, Any]:
     slots = places.make_slots(job(algo, count, devices), ticks, own_ticks=own_ticks)
     return slots, places.compile_slots(slots)
 
 
-def begun(algo: str, seeds: list[int], rates: list[float], own_ticks: bool, devices: int = 1) -> tuple[Any, Any, Any]:
+def begun(
+    algo: str, seeds: list[int], rates: list[float], own_ticks: bool, devices: int = 1
+) -> tuple[Any, Any, Any]:
     slots, ready = compiled(algo, len(seeds), own_ticks, devices)
     hyper = slots.job.algorithm.hyper
     return (
         slots,
         ready,
-        places.begin(slots, ready, seeds, [hyper._replace(discount=0.9, learning_rate=r) for r in rates]),
+        places.begin(
+            slots, ready, seeds, [hyper._replace(discount=0.9, learning_rate=r) for r in rates]
+        ),
     )
 
 
@@ -103,7 +127,9 @@ def test_a_member_has_the_key_of_a_run_with_its_seed():
     alone = job("ppo", 1)
     for seed in (0, 3):
         (key,) = make_job(alone.env, alone.algorithm, alone.options._replace(seed=seed), {}).keys
-        np.testing.assert_array_equal(jax.random.key_data(places.member_key(seed)), jax.random.key_data(key))
+        np.testing.assert_array_equal(
+            jax.random.key_data(places.member_key(seed)), jax.random.key_data(key)
+        )
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
@@ -119,7 +145,9 @@ def test_a_member_that_begins_late_or_waits_computes_the_same(algo):
     late = begun(algo, [4, 4, 4, 4], [RATES[1]] * 4, True)[2]
     state = places.merged(slots, state, late, [False, True, False, False])
     state = ready.run(ready.run(state)[0])[0]
-    waiting = places.take(slots, state, 1)  # it waits in the host's memory, and continues in another slot
+    waiting = places.take(
+        slots, state, 1
+    )  # it waits in the host's memory, and continues in another slot
     state = ready.run(state)[0]
     state = places.put(slots, state, {3: waiting})
     for _ in range(4):
@@ -146,14 +174,18 @@ def test_a_copy_takes_parameters_and_moments_but_no_key_environment_or_rate(algo
     words = [name for name, mark in marks.items() if mark]
     assert any(".mu" in name or "moments" in name or "opt" in name for name in words), words
     assert not any(name.startswith(("key", "tick", "hyper", "private.sample")) for name in words)
-    assert any(name.startswith("private.experience") for name in words) == (replay and algo == "sac")
+    assert any(name.startswith("private.experience") for name in words) == (
+        replay and algo == "sac"
+    )
     ready.run(after)
 
 
 @pytest.mark.parametrize("replay", [False, True])
 def test_a_copy_leaves_keys_environments_rates_and_on_request_replay(replay: bool):
     made = job("sac", 1)
-    shapes = jax.eval_shape(lambda: graphs.init(made.graph, jax.random.key(0), made.algorithm.hyper))
+    shapes = jax.eval_shape(
+        lambda: graphs.init(made.graph, jax.random.key(0), made.algorithm.hyper)
+    )
     marks = places.named_marks(places.copied(made.graph, shapes, replay=replay))
     expected = {"private.learn.": True, "channels.actor.": True, "private.sample.": False}
     expected |= {"key": False, "tick": False, "hyper.": False, "private.experience.": replay}
@@ -174,7 +206,9 @@ def test_members_divided_over_devices_compute_the_same_and_an_exchange_moves_onl
         for name in theirs:
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-5, err_msg=name)
     marked = places.copied(slots.job.graph, state, replay=False)
-    leaves = [x for x, mark in zip(jax.tree.leaves(state), jax.tree.leaves(marked), strict=True) if mark]
+    leaves = [
+        x for x, mark in zip(jax.tree.leaves(state), jax.tree.leaves(marked), strict=True) if mark
+    ]
     text = places._adopt.lower(leaves, np.array([3]), np.array([0])).compile().as_text()
     assert "all-gather" not in text  # it would move every member to every device
     after = places.adopt(state, marked, [3], [0])
@@ -186,7 +220,12 @@ KEYS = {name: Key(Any, None) for name in (*DRAWS, "algo.gae_lambda")} | {"algo.s
 SPACE = make_space(DRAWS, KEYS, list(KEYS)[:3])
 
 
-@given(st.floats(0.0, 1.0), st.sampled_from(["log", "uniform"]), st.floats(0.01, 1.0), st.floats(1.1, 9.0))
+@given(
+    st.floats(0.0, 1.0),
+    st.sampled_from(["log", "uniform"]),
+    st.floats(0.01, 1.0),
+    st.floats(1.1, 9.0),
+)
 def test_a_draw_covers_its_range_and_its_shares_are_inverse(share, kind, low, ratio):
     draw = Draw(kind, (low, low * ratio))
     value = draw.at(share)
@@ -195,7 +234,11 @@ def test_a_draw_covers_its_range_and_its_shares_are_inverse(share, kind, low, ra
 
 
 def test_a_trials_point_does_not_depend_on_the_number_of_trials_and_a_grid_is_complete():
-    space = make_space({"algo.gae_lambda": "grid:0.9,0.95,1.0", **DRAWS, "algo.size": "grid:4,8"}, KEYS, list(KEYS)[:3])
+    space = make_space(
+        {"algo.gae_lambda": "grid:0.9,0.95,1.0", **DRAWS, "algo.size": "grid:4,8"},
+        KEYS,
+        list(KEYS)[:3],
+    )
     points = [value_of(space, random_shares(space, 0, i)) for i in range(6)]
     assert {(p["algo.gae_lambda"], p["algo.size"]) for p in points} == {
         (a, b) for a in (0.9, 0.95, 1.0) for b in (4, 8)
@@ -211,7 +254,9 @@ SCORES = st.one_of(st.floats(-100, 100), st.just(-math.inf))
 def test_one_in_so_many_goes_on_and_never_a_worse_one(scores, keep):
     rule = Halving(keep, (1, keep, keep * keep))
     chosen = promoted(rule, scores, (), complete=False)
-    assert len(chosen) == min(len(scores) // keep, sum(score > -math.inf for score in scores.values()))
+    assert len(chosen) == min(
+        len(scores) // keep, sum(score > -math.inf for score in scores.values())
+    )
     assert all(scores[n] > -math.inf for n in chosen)
     left = [scores[n] for n in scores if n not in chosen]
     assert not chosen or not left or min(scores[n] for n in chosen) >= max(left)
@@ -225,11 +270,16 @@ def test_rungs_grow_by_the_factor_and_cover_the_run(ticks, keep):
     assert list(rungs) == sorted(set(rungs)) and all(b == a * keep for a, b in pairwise(rungs[:-1]))
 
 
-@given(st.lists(st.one_of(st.floats(-10, 10), st.just(-math.inf)), min_size=2, max_size=12), st.integers(0, 99))
+@given(
+    st.lists(st.one_of(st.floats(-10, 10), st.just(-math.inf)), min_size=2, max_size=12),
+    st.integers(0, 99),
+)
 def test_an_exchange_replaces_the_worst_by_the_best_within_the_range(scores, seed):
     points = {i: random_shares(SPACE, 0, i) for i in range(len(scores))}
     by_number = dict(enumerate(scores))
-    copies = exchange(Exchange(0.25, "perturb"), SPACE, points, by_number, np.random.default_rng(seed))
+    copies = exchange(
+        Exchange(0.25, "perturb"), SPACE, points, by_number, np.random.default_rng(seed)
+    )
     alive = [s for s in scores if s > -math.inf]
     for one in copies:
         assert by_number[one.source] > by_number[one.target]
@@ -238,16 +288,24 @@ def test_an_exchange_replaces_the_worst_by_the_best_within_the_range(scores, see
         for key, draw in SPACE.rates.items():
             assert draw.values[0] * (1 - 1e-9) <= new[key] <= draw.values[1] * (1 + 1e-9)
             if draw.kind == "uniform":
-                new[key], old[key] = 1.0 + (new[key] - old[key]) / (draw.values[1] - draw.values[0]), 1.0
+                new[key], old[key] = (
+                    1.0 + (new[key] - old[key]) / (draw.values[1] - draw.values[0]),
+                    1.0,
+                )
             ratio = new[key] / old[key]
             inside = draw.values[0] < new[key] * 0.999 and new[key] * 1.001 < draw.values[1]
             assert not inside or min(abs(ratio - 0.8), abs(ratio - 1.2)) < 1e-6
     if alive and len(set(scores)) > 1:
-        quarter, order = max(1, len(scores) // 4), sorted(by_number, key=lambda number: -scores[number])
+        quarter, order = (
+            max(1, len(scores) // 4),
+            sorted(by_number, key=lambda number: -scores[number]),
+        )
         best = [number for number in order if scores[number] > -math.inf][:quarter]
         worst = {number for number in order[-quarter:] if scores[number] < scores[best[-1]]}
         assert {one.source for one in copies} <= set(best)
-        assert {one.target for one in copies} == worst | {i for i, s in by_number.items() if s == -math.inf}
+        assert {one.target for one in copies} == worst | {
+            i for i, s in by_number.items() if s == -math.inf
+        }
 
 
 def search(tmp: Path | None = None, **options: Any) -> Any:
@@ -256,7 +314,9 @@ def search(tmp: Path | None = None, **options: Any) -> Any:
     rates = options.pop("rates", {"learning_rate": "log:1e-4:1e-1"})
     algorithm = options.pop("algorithm", ppo(**PPO))
     env = tiny.line(discrete=True)
-    return train_population(env, algorithm, rates=rates, run_dir=tmp, **{**told, **dict(total_steps=320), **options})
+    return train_population(
+        env, algorithm, rates=rates, run_dir=tmp, **{**told, **dict(total_steps=320), **options}
+    )
 
 
 def scores_by_trial(result: Any) -> dict[int, list]:
@@ -267,9 +327,15 @@ def test_trials_in_turns_equal_trials_at_once():
     whole, turns = (search(trials=4, at_once=n, seeds_per_trial=2) for n in (4, 2))
     for number, scores in scores_by_trial(whole).items():
         np.testing.assert_allclose(scores, scores_by_trial(turns)[number], rtol=1e-4)
-    assert whole.book.trials[0].seeds == [0, 1] and len(whole.book.trials) == 4 and whole.policy is not None
+    assert (
+        whole.book.trials[0].seeds == [0, 1]
+        and len(whole.book.trials) == 4
+        and whole.policy is not None
+    )
     assert len(repr(whole)) < 200
-    sweep = read_sweep(["env=cartpole", "algo=ppo", "sample.algo.learning_rate=log:1e-4:1e-1", "seeds_per_trial=2"])
+    sweep = read_sweep(
+        ["env=cartpole", "algo=ppo", "sample.algo.learning_rate=log:1e-4:1e-1", "seeds_per_trial=2"]
+    )
     seeds = [settings_of_best(sweep, whole._replace(learner=n), {}).seed for n in (0, 1)]
     assert seeds == whole.book.trials[whole.best].seeds, "of the learner whose policy is stored"
 
@@ -277,7 +343,9 @@ def test_trials_in_turns_equal_trials_at_once():
 def test_halving_trains_few_to_the_end_and_each_as_without_it():
     result, whole = (search(trials=9, at_once=3, halving=n, total_steps=9 * 32) for n in (3, 0))
     lengths = sorted((t.segments for t in result.book.trials.values()), reverse=True)
-    assert lengths[0] == result.book.segments and sum(lengths) < 0.6 * result.book.segments * len(lengths)
+    assert lengths[0] == result.book.segments and sum(lengths) < 0.6 * result.book.segments * len(
+        lengths
+    )
     assert {t.status for t in result.book.trials.values()} == {"finished", "stopped"}
     finished = [n for n, t in result.book.trials.items() if t.status == "finished"]
     assert finished and set(result.returns) <= set(finished)
@@ -304,7 +372,11 @@ def test_somebody_reaches_the_end_of_every_halving(trials, keep):
 def test_a_member_that_diverges_scores_lowest_and_the_others_go_on():
     rates = {"learning_rate": "choice:1e-3,1e30"}
     result = search(trials=8, rates=rates)
-    status = {t.status for n, t in result.book.trials.items() if result.book.point(n)["algo.learning_rate"] > 1}
+    status = {
+        t.status
+        for n, t in result.book.trials.items()
+        if result.book.point(n)["algo.learning_rate"] > 1
+    }
     assert status == {"diverged"} and result.best is not None
     assert result.book.point(result.best)["algo.learning_rate"] == 1e-3
 
@@ -325,7 +397,11 @@ def test_a_population_copies_its_best_members_and_replaces_the_diverged(at_once)
         assert isinstance(as_rate(text), Steps) and plain(as_rate(text)).startswith("steps:0=")
 
 
-STOPPED = [dict(trials=6, at_once=2, halving=2), dict(size=4, at_once=2, every=64), dict(trials=4, at_once=2)]
+STOPPED = [
+    dict(trials=6, at_once=2, halving=2),
+    dict(size=4, at_once=2, every=64),
+    dict(trials=4, at_once=2),
+]
 
 
 def test_a_population_in_turns_continues_from_between_two_turns(tmp_path):
@@ -343,23 +419,33 @@ def test_a_population_in_turns_continues_from_between_two_turns(tmp_path):
     assert scores_by_trial(again) == scores_by_trial(whole) and again.best == whole.best
 
 
-@pytest.mark.parametrize(("chunks", "options"), [*((1, options) for options in STOPPED), (4, STOPPED[1])])
+@pytest.mark.parametrize(
+    ("chunks", "options"), [*((1, options) for options in STOPPED), (4, STOPPED[1])]
+)
 def test_a_population_that_is_stopped_continues_to_the_bit(options, chunks, tmp_path):
     calls: list[int] = []
     whole = search(None, **options)
-    stopped = search(tmp_path, should_stop=lambda: calls.append(0) or len(calls) > chunks, **options)
+    stopped = search(
+        tmp_path, should_stop=lambda: calls.append(0) or len(calls) > chunks, **options
+    )
     assert not stopped.complete and stopped.policy is None
     again = search(tmp_path, resume=tmp_path, **options)
     assert scores_by_trial(again) == scores_by_trial(whole) and again.best == whole.best
     assert [tuple(row) for row in again.book.lineage] == [tuple(row) for row in whole.book.lineage]
-    for ours, theirs in zip(jax.tree.leaves(again.policy.params), jax.tree.leaves(whole.policy.params), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(again.policy.params), jax.tree.leaves(whole.policy.params), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("options", [dict(trials=9, at_once=3, halving=3), dict(size=4, at_once=2, every=64)])
+@pytest.mark.parametrize(
+    "options", [dict(trials=9, at_once=3, halving=3), dict(size=4, at_once=2, every=64)]
+)
 def test_a_population_compiles_once(options, monkeypatch: pytest.MonkeyPatch):
     compiled_slots, compile_once = [], places.compile_slots
-    monkeypatch.setattr(places, "compile_slots", lambda slots: compiled_slots.append(slots) or compile_once(slots))
+    monkeypatch.setattr(
+        places, "compile_slots", lambda slots: compiled_slots.append(slots) or compile_once(slots)
+    )
     search(**options)
     assert len(compiled_slots) == 1
 
@@ -455,7 +541,11 @@ def test_as_many_at_once_as_memory_and_devices_allow():
 def test_members_without_an_ended_episode_are_neither_replaced_nor_copied():
     points = {i: random_shares(SPACE, 0, i) for i in range(8)}
     copies = exchange(
-        Exchange(0.25, "perturb"), SPACE, points, {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, np.random.default_rng(0)
+        Exchange(0.25, "perturb"),
+        SPACE,
+        points,
+        {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0},
+        np.random.default_rng(0),
     )
     assert {one.target for one in copies} == {0, 1} and {one.source for one in copies} <= {2, 3}
     book = Book(SPACE, 4, 32, None)
@@ -474,7 +564,10 @@ def test_a_score_is_of_the_last_episodes():
     rng, ticks = np.random.default_rng(0), 12
     episodes = rng.integers(0, 30, (5, ticks))
     episodes[2], episodes[3] = 0, 1  # no episode, and fewer than a score takes
-    metrics = {"sample/episodes": episodes, "sample/episode_return_sum": rng.normal(size=(5, ticks)) * episodes}
+    metrics = {
+        "sample/episodes": episodes,
+        "sample/episode_return_sum": rng.normal(size=(5, ticks)) * episodes,
+    }
     metrics["sample/nonfinite_step"] = np.full((5, ticks), -1)
     metrics["sample/nonfinite_step"][4, 3] = 7
     for slot, score in enumerate(scores_of(metrics, "sample")):
@@ -483,16 +576,23 @@ def test_a_score_is_of_the_last_episodes():
             if count < SCORED_EPISODES:
                 count += episodes[slot, tick]
                 total += metrics["sample/episode_return_sum"][slot, tick]
-        assert score == (-math.inf if slot == 4 else pytest.approx(total / count) if count else None)
+        assert score == (
+            -math.inf if slot == 4 else pytest.approx(total / count) if count else None
+        )
 
 
 def test_a_population_whose_members_all_diverge_ends():
     result = search(size=3, every=64, rates={"learning_rate": "log:1e37:1e38"})
-    assert result.complete and result.best is None and {t.status for t in result.book.trials.values()} == {"diverged"}
+    assert (
+        result.complete
+        and result.best is None
+        and {t.status for t in result.book.trials.values()} == {"diverged"}
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [dict(trials=24, halving=2, at_once=2, seed=1), dict(trials=10, halving=3, at_once=3)]
+    "options",
+    [dict(trials=24, halving=2, at_once=2, seed=1), dict(trials=10, halving=3, at_once=3)],
 )
 def test_no_trial_that_may_go_on_is_lost(options):
     result = search(total_steps=512, seeds_per_trial=1, **options)
@@ -509,7 +609,9 @@ def test_a_trial_that_diverged_counts_at_the_rung_that_it_missed_only():
 
 
 @given(st.integers(1, 40), st.integers(2, 40), st.integers(1, 64))
-def test_a_members_schedule_changes_in_the_tick_of_its_exchange(segment_ticks, segments, steps_per_tick):
+def test_a_members_schedule_changes_in_the_tick_of_its_exchange(
+    segment_ticks, segments, steps_per_tick
+):
     book = Book(SPACE, segments, segment_ticks * steps_per_tick, None)
     for number in range(2):
         book.start(random_shares(SPACE, 0, number), [number])
@@ -521,7 +623,9 @@ def test_a_members_schedule_changes_in_the_tick_of_its_exchange(segment_ticks, s
     rows = schedules_of(book, 0, steps_per_tick)["algo.learning_rate"]
     schedule = as_rate("steps:" + ",".join(f"{share:.6g}={value:.6g}" for share, value in rows))
     total = segments * segment_ticks
-    values = np.asarray(jax.vmap(schedule.at)(np.arange(total, dtype=np.float32) / np.float32(total)))
+    values = np.asarray(
+        jax.vmap(schedule.at)(np.arange(total, dtype=np.float32) / np.float32(total))
+    )
     assert (values[: changed * segment_ticks] == values[0]).all()
     assert (values[changed * segment_ticks :] == values[-1]).all() and values[0] != values[-1]
 

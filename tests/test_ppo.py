@@ -23,13 +23,19 @@ HYPER = PpoHyper(0.01, 2.0, 0.9, 0.8, 0.2, 0.05, 0.1, 1.0)
 
 
 def agent(discrete: bool, **options):
-    algorithm = ppo(rollout_length=4, num_minibatches=1, policy_hidden=(3,), value_hidden=(3,), **options)
+    algorithm = ppo(
+        rollout_length=4, num_minibatches=1, policy_hidden=(3,), value_hidden=(3,), **options
+    )
     return algorithm.build(tiny.line(discrete=discrete).spec, 4)
 
 
 def batch(discrete: bool) -> OnPolicyBatch:
     """Old log-probabilities that differ enough from the new ones that some ratios are clipped."""
-    raw = RNG.integers(0, 2, (1, B)).astype(np.int32) if discrete else RNG.normal(size=(1, B, 1)).astype(np.float32)
+    raw = (
+        RNG.integers(0, 2, (1, B)).astype(np.int32)
+        if discrete
+        else RNG.normal(size=(1, B, 1)).astype(np.float32)
+    )
     numbers = RNG.normal(size=(3, 1, B)).astype(np.float32)
     obs = RNG.normal(size=(1, B, 2)).astype(np.float32)
     extras = {"raw_action": raw, "log_prob": numbers[0] - 1.0}
@@ -69,21 +75,32 @@ def actor_loss(params, data: OnPolicyBatch, noise) -> dict[str, float]:
 def test_metrics_of_an_actor_update_equal_numpy(discrete):
     part = agent(discrete).parts["actor"]
     state = jax.jit(lambda key: init_part(part, key, HYPER))(jax.random.key(0))
-    uneven = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.learned.params)
+    uneven = jax.tree.map(
+        lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.learned.params
+    )
     data, key = batch(discrete), jax.random.key(0)
     noise = None if discrete else np.float64(jax.random.normal(key, (1, B, 1)))
     state = state._replace(learned=Learned(uneven))
-    metrics = jax.jit(lambda *xs: update_part(part, xs[0], {}, xs[1], xs[2], HYPER))(state, data, key).metrics
+    metrics = jax.jit(lambda *xs: update_part(part, xs[0], {}, xs[1], xs[2], HYPER))(
+        state, data, key
+    ).metrics
     wanted = actor_loss(jax.tree.map(np.float64, uneven)["policy"], data, noise)
     for name, value in wanted.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_the_global_norm_is_clipped_and_not_each_number():
-    slopes = [[np.float32([3.0, 0.0]), np.float32(4.0)], [np.float32([0.1, 0.2]), np.float32(0.2)]]  # norms 5 and 0.3
+    slopes = [
+        [np.float32([3.0, 0.0]), np.float32(4.0)],
+        [np.float32([0.1, 0.2]), np.float32(0.2)],
+    ]  # norms 5 and 0.3
     params = [jnp.zeros(2), jnp.zeros(())]
     optimizer = make_optimizer("adam")(HYPER._replace(learning_rate=0.1, max_grad_norm=1.0))
-    opt_state, adam, want = optimizer.init(params), references.Adam(0.1, 1.0), [np.zeros(2), np.zeros(())]
+    opt_state, adam, want = (
+        optimizer.init(params),
+        references.Adam(0.1, 1.0),
+        [np.zeros(2), np.zeros(())],
+    )
     for grads in slopes:
         change, opt_state = optimizer.update(grads, opt_state, params)
         params = optax.apply_updates(params, change)
@@ -119,17 +136,29 @@ def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normal
     statistics = Statistics(obs, RunningStats(jnp.int32(4), jnp.float32(7.0), jnp.float32(9.0)))
     scaled = scale_experience(data, statistics, jnp.float32(0.5), True)
     np.testing.assert_allclose(scaled.reward, data.reward * 0.5 / 3.0, rtol=1e-4)
-    np.testing.assert_allclose(scaled.obs, (data.obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(scaled.next_obs, (data.next_obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
-    silent = statistics._replace(returns=RunningStats(jnp.int32(4), jnp.float32(0.0), jnp.float32(0.0)))
-    first = scale_experience(data._replace(reward=np.float32([[1.0, -1.0]])), silent, jnp.float32(1.0), True).reward
-    np.testing.assert_array_equal(first, [[10.0, -10.0]])  # the first reward of a sparse environment does not explode
+    np.testing.assert_allclose(
+        scaled.obs, (data.obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        scaled.next_obs, (data.next_obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5
+    )
+    silent = statistics._replace(
+        returns=RunningStats(jnp.int32(4), jnp.float32(0.0), jnp.float32(0.0))
+    )
+    first = scale_experience(
+        data._replace(reward=np.float32([[1.0, -1.0]])), silent, jnp.float32(1.0), True
+    ).reward
+    np.testing.assert_array_equal(
+        first, [[10.0, -10.0]]
+    )  # the first reward of a sparse environment does not explode
     raw = scale_experience(data, statistics, jnp.float32(0.5), False)
     np.testing.assert_allclose(raw.reward, data.reward * 0.5, rtol=1e-6)
 
 
 def test_minibatches_must_divide_the_rollout():
-    with pytest.raises(ValueError, match=r"16 sequences of 1 steps, which algo\.num_minibatches=3 does not divide"):
+    with pytest.raises(
+        ValueError, match=r"16 sequences of 1 steps, which algo\.num_minibatches=3 does not divide"
+    ):
         bind(ppo(rollout_length=4, num_minibatches=3), tiny.line(discrete=True).spec, 4)
 
 
@@ -139,11 +168,17 @@ def test_masked_actions_are_never_explored_and_never_greedy():
     )
     algorithm = ppo(rollout_length=4, num_minibatches=1, policy_hidden=(3,), value_hidden=(3,))
     built = bind(algorithm, spec, 64)
-    learned = {"actor": jax.jit(lambda key: init_part(built.parts["actor"], key, HYPER))(jax.random.key(0)).learned}
+    learned = {
+        "actor": jax.jit(lambda key: init_part(built.parts["actor"], key, HYPER))(
+            jax.random.key(0)
+        ).learned
+    }
     allowed = np.arange(64) % 2
     obs = {"x": jnp.ones((64, 2)), "action_mask": jax.nn.one_hot(allowed, 2, dtype=jnp.bool_)}
     first, key, acting = jnp.zeros(64, bool), jax.random.key(1), built.acting
     explored = jax.jit(acting.explore)(learned, acting.initial_carry(64), obs, first, key, HYPER)[0]
     np.testing.assert_array_equal(explored, allowed)
     weights = acting.greedy_weights(learned)
-    np.testing.assert_array_equal(jax.jit(acting.greedy)(weights, acting.greedy_carry(64), obs, first, key)[0], allowed)
+    np.testing.assert_array_equal(
+        jax.jit(acting.greedy)(weights, acting.greedy_carry(64), obs, first, key)[0], allowed
+    )

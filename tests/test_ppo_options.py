@@ -26,7 +26,9 @@ from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import make_optimizer
 
 RNG = np.random.default_rng(8)
-HYPER = PpoHyper(0.01, 1.0, 0.9, 0.8, 0.2, 0.05, 10.0, 1.0, value_clip_range=0.3, max_kl=0.05, desired_kl=0.02)
+HYPER = PpoHyper(
+    0.01, 1.0, 0.9, 0.8, 0.2, 0.05, 10.0, 1.0, value_clip_range=0.3, max_kl=0.05, desired_kl=0.02
+)
 B = 7
 OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 
@@ -44,7 +46,9 @@ def numbers(scale: float = 1.0) -> np.ndarray:
 def test_clipped_errors_equal_numpy():
     value, before, target = numbers(), numbers(), numbers()
     data = batch(target, target - before)
-    loss, metrics = clipped_errors(losses.squared_error)(value[..., None], data, jax.random.key(0), HYPER)
+    loss, metrics = clipped_errors(losses.squared_error)(
+        value[..., None], data, jax.random.key(0), HYPER
+    )
     wanted = []
     for now, old, goal in zip(value[0], before[0], target[0], strict=True):
         kept = min(max(now, old - 0.3), old + 0.3)
@@ -59,7 +63,9 @@ def test_a_value_beyond_its_clip_has_no_gradient():
 
     def slope(value: float) -> float:
         data = batch(target, target - before)
-        return jax.grad(lambda v: loss(jnp.full((1, B, 1), v), data, jax.random.key(0), HYPER)[0])(value)
+        return jax.grad(lambda v: loss(jnp.full((1, B, 1), v), data, jax.random.key(0), HYPER)[0])(
+            value
+        )
 
     assert slope(0.2) < 0.0 == slope(0.4)
 
@@ -87,9 +93,13 @@ def test_an_optimizer_by_divergence_equals_a_slow_loop(stop, adapt):
 
 
 def test_a_learning_rate_of_0_stays_finite():
-    near = by_divergence(make_optimizer("adam"), stop=False, adapt=True)(HYPER._replace(learning_rate=0.0))
+    near = by_divergence(make_optimizer("adam"), stop=False, adapt=True)(
+        HYPER._replace(learning_rate=0.0)
+    )
     params = {"w": jnp.ones(2)}
-    change, _ = near.update(params, near.init(params), params, metrics={"approx_kl": jnp.asarray(0.5)})
+    change, _ = near.update(
+        params, near.init(params), params, metrics={"approx_kl": jnp.asarray(0.5)}
+    )
     np.testing.assert_array_equal(change["w"], 0.0)
 
 
@@ -112,13 +122,17 @@ def test_normalized_values_equal_numpy():
         np.testing.assert_allclose(found["mean"], center, rtol=1e-5)
         np.testing.assert_allclose(np.sqrt(found["variance"]), spread, rtol=1e-4)
 
-        def error(weights: Any, data=data, target=target, center=center, spread=spread) -> jax.Array:
+        def error(
+            weights: Any, data=data, target=target, center=center, spread=spread
+        ) -> jax.Array:
             value = network.apply(weights, (), data.obs, data.first)[0][..., 0]
             return 0.5 * jnp.mean(jnp.square(value - (target - center) / spread))
 
         wanted = jax.grad(error)(raw)
         own_grads = {"params": result.grads["value"]["params"]}
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4), own_grads, wanted)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4), own_grads, wanted
+        )
         params = {**params, STATISTICS: found}
         value = scaled.apply(params, (), data.obs, data.first)[0]
         plainly = network.apply(raw, (), data.obs, data.first)[0]
@@ -127,12 +141,19 @@ def test_normalized_values_equal_numpy():
 
 def test_the_statistics_of_values_forget():
     part = with_normalized_values(
-        critic_part(make_network(OBS, 1, hidden=()), losses.squared_error, "adam"), lambda x, batch: jnp.mean(x)
+        critic_part(make_network(OBS, 1, hidden=()), losses.squared_error, "adam"),
+        lambda x, batch: jnp.mean(x),
     )
     params = part.networks["value"].init(jax.random.key(1))
-    params[STATISTICS] = {"mean": jnp.asarray(3.0), "variance": jnp.asarray(4.0), "updates": jnp.asarray(2e9)}
+    params[STATISTICS] = {
+        "mean": jnp.asarray(3.0),
+        "variance": jnp.asarray(4.0),
+        "updates": jnp.asarray(2e9),
+    }
     data = batch(np.full((1, B), 13.0, np.float32), numbers())
-    found = part.gradients(Learned({"value": params}), {}, data, jax.random.key(0), HYPER).statistics["value"]
+    found = part.gradients(
+        Learned({"value": params}), {}, data, jax.random.key(0), HYPER
+    ).statistics["value"]
     np.testing.assert_allclose(found["mean"] - 3.0, 1e-4, rtol=1e-2)
     np.testing.assert_allclose(found["variance"] - 4.0, (100.0 - 4.0) / 1e5, rtol=1e-2)
 
@@ -152,16 +173,26 @@ def test_free_outputs_follow_the_others_and_learn(head):
     inner = network.apply(params, (), obs, first)[0]
     np.testing.assert_array_equal(outputs(params)[..., :2], inner[head] if head else inner)
     np.testing.assert_array_equal(outputs(params)[..., 2:], np.broadcast_to([0.5, -1.0], (4, 3, 2)))
-    grads = jax.grad(lambda p: jnp.sum(outputs(p)[..., 2]) + 3.0 * jnp.sum(outputs(p)[..., 3]))(params)
+    grads = jax.grad(lambda p: jnp.sum(outputs(p)[..., 2]) + 3.0 * jnp.sum(outputs(p)[..., 3]))(
+        params
+    )
     np.testing.assert_allclose(grads["free"]["outputs"], [12.0, 36.0])
 
 
 def test_a_normal_equals_scipy():
-    mean, scale, raw = RNG.normal(size=(5, 2)), RNG.uniform(0.2, 3.0, (5, 2)), 3.0 * RNG.normal(size=(5, 2))
+    mean, scale, raw = (
+        RNG.normal(size=(5, 2)),
+        RNG.uniform(0.2, 3.0, (5, 2)),
+        3.0 * RNG.normal(size=(5, 2)),
+    )
     dist = distributions.Normal(jnp.asarray(mean, jnp.float32), jnp.asarray(scale, jnp.float32))
     wanted = stats.norm(mean, scale)
-    np.testing.assert_allclose(distributions.log_prob(dist, raw), wanted.logpdf(raw).sum(-1), rtol=1e-4)
-    np.testing.assert_allclose(distributions.entropy(dist, jax.random.key(0)), wanted.entropy().sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(
+        distributions.log_prob(dist, raw), wanted.logpdf(raw).sum(-1), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        distributions.entropy(dist, jax.random.key(0)), wanted.entropy().sum(-1), rtol=1e-5
+    )
     np.testing.assert_array_equal(distributions.mode(dist), dist.mean)
     box = Box(np.float32([-2.0, 0.0]), np.float32([2.0, 1.0]))
     action = distributions.to_action(box, jnp.asarray([[-3.0, 0.5], [0.5, 7.0]]), dist)
@@ -170,7 +201,11 @@ def test_a_normal_equals_scipy():
 
 @pytest.mark.parametrize("shape", [(64, 64), (3, 64), (64, 2), (200, 50), (1, 1)])
 def test_orthogonal_weights_are_orthogonal(shape):
-    weights = np.float64(jax.vmap(lambda key: orthogonal_weights(2.0)(key, shape))(jax.random.split(jax.random.key(5))))
+    weights = np.float64(
+        jax.vmap(lambda key: orthogonal_weights(2.0)(key, shape))(
+            jax.random.split(jax.random.key(5))
+        )
+    )
     for each in weights:
         short = each if shape[0] >= shape[1] else each.T
         np.testing.assert_allclose(short.T @ short, 2.0 * np.eye(min(shape)), atol=1e-4)
@@ -188,17 +223,22 @@ def test_the_joint_loss_is_the_weighted_sum():
     np.testing.assert_allclose(metrics["value_loss"], wanted, rtol=1e-5)
 
 
-SMALL: dict[str, Any] = dict(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
+SMALL: dict[str, Any] = dict(
+    rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,)
+)
 RUNS: dict[str, dict[str, Any]] = {
     "near": dict(max_kl=0.01, desired_kl=0.01, value_clip_range=0.2),
     "values": dict(normalize_values=True, orthogonal=True, recurrent_size=4),
-    "shared": dict(share_torso=True, clip_actions=True, free_deviation=True, max_kl=0.02, recurrent_size=4),
+    "shared": dict(
+        share_torso=True, clip_actions=True, free_deviation=True, max_kl=0.02, recurrent_size=4
+    ),
     "free": dict(clip_actions=True, free_deviation=True),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "discrete"), [("near", True), ("values", False), ("shared", True), ("shared", False), ("free", False)]
+    ("name", "discrete"),
+    [("near", True), ("values", False), ("shared", True), ("shared", False), ("free", False)],
 )
 def test_every_option_trains_saves_and_goes_on(name, discrete, tmp_path):
     def run(steps: int, folder: str, **how: Any) -> jf.Result:
@@ -209,7 +249,9 @@ def test_every_option_trains_saves_and_goes_on(name, discrete, tmp_path):
 
     whole, first = run(192, "whole"), run(128, "first")
     resumed = run(192, "second", resume=tmp_path / "first")
-    jax.tree.map(np.testing.assert_array_equal, *(r.state.private["learn"] for r in (whole, resumed)))
+    jax.tree.map(
+        np.testing.assert_array_equal, *(r.state.private["learn"] for r in (whole, resumed))
+    )
     policy = jf.load_policy(tmp_path / "first")
     jax.tree.map(np.testing.assert_array_equal, policy.params, first.policy.params)
 
@@ -232,7 +274,9 @@ def test_several_learners_work_with_every_option(name, average):
     before = state
     for _ in range(3):
         state, metrics = jax.jit(step)(state)
-    assert all(np.isfinite(value) for metric, value in metrics.items() if metric.endswith(("loss", "kl")))
+    assert all(
+        np.isfinite(value) for metric, value in metrics.items() if metric.endswith(("loss", "kl"))
+    )
     moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), before.channels, state.channels)
     assert any(jax.tree.leaves(moved))
 
@@ -244,7 +288,9 @@ def test_max_kl_holds_the_policy():
         state, found = jax.jit(init)(jax.random.key(2)), 0.0
         for _ in range(6):
             state, metrics = jax.jit(step)(state)
-            found = max(found, *(float(v) for name, v in metrics.items() if name.endswith("approx_kl")))
+            found = max(
+                found, *(float(v) for name, v in metrics.items() if name.endswith("approx_kl"))
+            )
         return found
 
     assert largest(0.01) < 0.5 * largest(0.0)
@@ -257,7 +303,9 @@ def test_agents_normalize_values_together_only():
         state = jax.jit(init)(jax.random.key(0))
         for _ in range(2):
             state, metrics = jax.jit(step)(state)
-        assert all(np.isfinite(value) for name, value in metrics.items() if name.endswith("value_loss"))
+        assert all(
+            np.isfinite(value) for name, value in metrics.items() if name.endswith("value_loss")
+        )
         with pytest.raises(ValueError, match="normalize_values=true: write share_parameters=true"):
             make(normalize_values=True, share_parameters=False)
 
@@ -265,7 +313,10 @@ def test_agents_normalize_values_together_only():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(share_torso=True, normalize_values=True), "share_torso=true: leave normalize_values out"),
+        (
+            dict(share_torso=True, normalize_values=True),
+            "share_torso=true: leave normalize_values out",
+        ),
         (dict(max_kl=-0.1), "max_kl=-0.1: write a number of at least 0"),
         (dict(orthogonal="yes"), "orthogonal=yes: write true or false"),
     ],

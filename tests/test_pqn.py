@@ -20,10 +20,14 @@ SPEC = tiny.line(discrete=True).spec
 
 
 def small_pqn(**options):
-    rates = dict(learning_rate=0.01, discount=0.9, q_lambda=0.7, max_grad_norm=0.5, optimizer="adam")
+    rates = dict(
+        learning_rate=0.01, discount=0.9, q_lambda=0.7, max_grad_norm=0.5, optimizer="adam"
+    )
     return jf.pqn(
         **rates
-        | dict(q_hidden=(3,), activation="tanh", layer_norm=False, rollout_length=T, num_minibatches=1)
+        | dict(
+            q_hidden=(3,), activation="tanh", layer_norm=False, rollout_length=T, num_minibatches=1
+        )
         | options
     )
 
@@ -34,13 +38,17 @@ def rollout() -> Transition:
     terminated[1, 0] = truncated[2, 1] = True
     reward = RNG.normal(size=(T, E)).astype(np.float32)
     action = RNG.integers(0, 2, (T, E)).astype(np.int32)
-    return Transition(obs, action, reward, next_obs, terminated, truncated, np.zeros((T, E), bool), Extras({}, {}))
+    return Transition(
+        obs, action, reward, next_obs, terminated, truncated, np.zeros((T, E), bool), Extras({}, {})
+    )
 
 
 def test_targets_are_lambda_returns_of_the_best_action():
     algorithm = small_pqn()
     agent = algorithm.build(SPEC, E)
-    state = jax.jit(lambda key: init_part(agent.parts["critic"], key, algorithm.hyper))(jax.random.key(0))
+    state = jax.jit(lambda key: init_part(agent.parts["critic"], key, algorithm.hyper))(
+        jax.random.key(0)
+    )
     steps = rollout()
 
     def targets(learned):
@@ -63,16 +71,24 @@ def test_two_updates_equal_numpy():
     state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
     step = jax.jit(lambda state, data: update(part, state, {}, data, jax.random.key(0), hyper))
     treedef = jax.tree.structure(state.learned.params["q"])
-    leaves, adam = [np.float64(x) for x in jax.tree.leaves(state.learned.params)], references.Adam(0.01, 0.5)
+    leaves, adam = (
+        [np.float64(x) for x in jax.tree.leaves(state.learned.params)],
+        references.Adam(0.01, 0.5),
+    )
     for _ in range(2):
-        obs, action = RNG.normal(size=(1, 6, 2)).astype(np.float32), RNG.integers(0, 2, (1, 6)).astype(np.int32)
+        obs, action = (
+            RNG.normal(size=(1, 6, 2)).astype(np.float32),
+            RNG.integers(0, 2, (1, 6)).astype(np.int32),
+        )
         target = 3.0 * RNG.normal(size=(1, 6)).astype(np.float32)
         data = OnPolicyBatch(obs, action, np.zeros((1, 6), bool), {}, {}, {"q_target": target})
         state, metrics, _ = step(state, data)
 
         def loss(leaves, obs=obs, action=action, target=target):
             q = references.mlp(treedef.unflatten(leaves), np.float64(obs))
-            return 0.5 * np.mean((np.take_along_axis(q, action[..., None], -1)[..., 0] - target) ** 2)
+            return 0.5 * np.mean(
+                (np.take_along_axis(q, action[..., None], -1)[..., 0] - target) ** 2
+            )
 
         np.testing.assert_allclose(metrics["q_loss"], loss(leaves), rtol=1e-4)
         leaves = adam.step(leaves, references.gradient(loss, leaves))
@@ -89,5 +105,8 @@ def test_a_forbidden_action_is_never_the_best():
 
 
 def test_continuous_actions_are_refused():
-    with pytest.raises(ValueError, match="algo=pqn does not work with the continuous actions of line: write algo=ppo"):
+    with pytest.raises(
+        ValueError,
+        match="algo=pqn does not work with the continuous actions of line: write algo=ppo",
+    ):
         bind(small_pqn(), tiny.line(discrete=False).spec, 4)

@@ -1,4 +1,6 @@
-"""Prioritized replay: the sampled windows, their frequencies and weights, and the priorities that updates return."""
+"""Prioritized replay: the sampled windows, their frequencies and weights, and the priorities that
+updates return.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +43,12 @@ def priorities_of(weight, largest=1.0) -> Priorities:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    weight=st.lists(st.sampled_from([0.0, 1e-6, 0.1, 1.0, 3.0, 1e4]), min_size=1, max_size=13).filter(any),
-    share=st.sampled_from([0.0, 1e-7, 0.25, 0.5, 0.999, float(np.float32(1.0) - np.float32(2.0**-24))]),
+    weight=st.lists(
+        st.sampled_from([0.0, 1e-6, 0.1, 1.0, 3.0, 1e4]), min_size=1, max_size=13
+    ).filter(any),
+    share=st.sampled_from(
+        [0.0, 1e-7, 0.25, 0.5, 0.999, float(np.float32(1.0) - np.float32(2.0**-24))]
+    ),
 )
 def test_a_descent_ends_where_the_running_sum_passes_the_share(weight, share):
     levels = [level[0] for level in sum_tree(jnp.asarray([weight], jnp.float32))]
@@ -62,15 +68,27 @@ def test_windows_are_sampled_in_proportion_and_weighted_for_it(window: Window, s
     state = init_priorities(G, slots, ENVS)
     for step in range(steps):
         state = ADD(state, jnp.int32(step), 1, window)
-    weight = np.where(np.asarray(state.weight) > 0.0, rng.uniform(0.5, 4.0, state.weight.shape), 0.0)
+    weight = np.where(
+        np.asarray(state.weight) > 0.0, rng.uniform(0.5, 4.0, state.weight.shape), 0.0
+    )
     usable = min(steps, capacity_t)
     table = {}  # (shard, start, env) -> weight
     for start in range(0, steps, window.stride):
         if start >= steps - usable and start + window.length <= steps:
             for g in range(G):
-                table |= {(g, start, e): weight[g, start // window.stride % slots, e] for e in range(ENVS)}
+                table |= {
+                    (g, start, e): weight[g, start // window.stride % slots, e] for e in range(ENVS)
+                }
     number, beta = 20_000, 0.7
-    chosen = CHOOSE(priorities_of(weight), jax.random.key(1), jnp.int32(steps), jnp.int32(usable), number, beta, window)
+    chosen = CHOOSE(
+        priorities_of(weight),
+        jax.random.key(1),
+        jnp.int32(steps),
+        jnp.int32(usable),
+        number,
+        beta,
+        window,
+    )
     start, env, importance = map(np.asarray, chosen)
     sums = [sum(w for (g, _, _), w in table.items() if g == shard) for shard in range(G)]
     probability = {place: w / sums[place[0]] / G for place, w in table.items()}
@@ -85,7 +103,9 @@ def test_windows_are_sampled_in_proportion_and_weighted_for_it(window: Window, s
 
 
 def test_new_steps_get_the_largest_priority_so_far():
-    state = priorities_of(np.zeros((G, SLOTS, ENVS)), largest=1.0)._replace(largest=jnp.array([2.0, 5.0]))
+    state = priorities_of(np.zeros((G, SLOTS, ENVS)), largest=1.0)._replace(
+        largest=jnp.array([2.0, 5.0])
+    )
     state = ADD(state, jnp.int32(4), 3, Window())
     wanted = np.zeros((G, SLOTS, ENVS))
     wanted[:, [4, 5, 0]] = np.array([2.0, 5.0])[:, None, None]
@@ -109,12 +129,16 @@ def test_of_duplicates_the_largest_counts_and_what_was_overwritten_or_not_finite
         for (slot, e), p in seen.items():
             wanted[g, slot, e] = (p + SMALLEST) ** exponent
     np.testing.assert_allclose(after.weight, wanted, rtol=1e-6)
-    np.testing.assert_allclose(after.largest, np.maximum(2.0, [7.0**exponent, 2.0**exponent]), rtol=1e-6)
+    np.testing.assert_allclose(
+        after.largest, np.maximum(2.0, [7.0**exponent, 2.0**exponent]), rtol=1e-6
+    )
 
 
 def test_priorities_come_back_to_the_sequences_they_belong_to():
     places = Places(jnp.arange(12).reshape(G, 6) + 1, jnp.zeros((G, 6), jnp.int32))
-    indices = jnp.asarray(np.random.default_rng(0).permuted(np.tile(np.arange(6), (G, 1)), axis=1).reshape(G, 3, 2))
+    indices = jnp.asarray(
+        np.random.default_rng(0).permuted(np.tile(np.arange(6), (G, 1)), axis=1).reshape(G, 3, 2)
+    )
     indices = indices.swapaxes(0, 1).astype(jnp.int32)  # [K, G, B / G]
     batches = Batches((), indices, places)
     found = jnp.take_along_axis(places.number[None] * 10.0, indices, axis=2).reshape(3, -1)
@@ -127,8 +151,17 @@ def test_priorities_come_back_to_the_sequences_they_belong_to():
 
 
 def small(**options) -> jf.Algorithm:
-    sizes = dict(rollout_length=2, batch_size=8, buffer_size=64, warmup_steps=16, updates_per_tick=3, q_hidden=(8,))
-    return jf.dqn(**dict(priority_exponent=0.6, importance_exponent=jf.Linear(0.4, 1.0)) | sizes | options)
+    sizes = dict(
+        rollout_length=2,
+        batch_size=8,
+        buffer_size=64,
+        warmup_steps=16,
+        updates_per_tick=3,
+        q_hidden=(8,),
+    )
+    return jf.dqn(
+        **dict(priority_exponent=0.6, importance_exponent=jf.Linear(0.4, 1.0)) | sizes | options
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,18 +180,26 @@ def test_what_learning_finds_reaches_replay_a_tick_later(options: GraphOptions):
     step = jax.jit(lambda s: tick(graph, s))
     for _ in range(12):
         before, (state, _) = state, step(state)
-    feedback = jax.tree.map(lambda x: np.asarray(x).reshape(agent.experience.shards, -1), before.channels["priorities"])
+    feedback = jax.tree.map(
+        lambda x: np.asarray(x).reshape(agent.experience.shards, -1), before.channels["priorities"]
+    )
     weight = np.asarray(state.private["experience"].priorities.weight)
     slots, taken = weight.shape[1], 0
     for g in range(len(weight)):
         largest: dict = {}
-        for n, e, p in zip(feedback.places.number[g], feedback.places.env[g], feedback.priority[g], strict=True):
+        for n, e, p in zip(
+            feedback.places.number[g], feedback.places.env[g], feedback.priority[g], strict=True
+        ):
             assert n > 0 and np.isfinite(p)
             largest[n, e] = max(p, largest.get((n, e), 0.0))
-        newest = int(before.private["experience"].buffer.steps) + 2  # two steps of this tick overwrite older ones
+        newest = (
+            int(before.private["experience"].buffer.steps) + 2
+        )  # two steps of this tick overwrite older ones
         for (n, e), p in largest.items():
             if n - 1 >= newest - slots:
-                np.testing.assert_allclose(weight[g, (n - 1) % slots, e], (p + SMALLEST) ** 0.6, rtol=1e-5)
+                np.testing.assert_allclose(
+                    weight[g, (n - 1) % slots, e], (p + SMALLEST) ** 0.6, rtol=1e-5
+                )
                 taken += 1
     assert taken > 8
 
@@ -173,7 +214,9 @@ def test_what_learning_finds_reaches_replay_a_tick_later(options: GraphOptions):
     ids=["one learner", "gradients", "parameters"],
 )
 def test_the_priority_of_a_sequence_is_the_one_that_its_own_losses_gave(options: GraphOptions):
-    """Losses whose value identifies the step; the test reads it at the sequence's place in the buffer."""
+    """Losses whose value identifies the step; the test reads it at the sequence's place in the
+    buffer.
+    """
     algorithm = small(normalize_observations=False)
 
     def build(spec, num_envs):
@@ -181,7 +224,9 @@ def test_the_priority_of_a_sequence_is_the_one_that_its_own_losses_gave(options:
         critic = agent.parts["critic"]
 
         def gradients(own, peers, batch, key, hyper):
-            return critic.gradients(own, peers, batch, key, hyper)._replace(priorities=10.0 + batch.obs[0, :, 0])
+            return critic.gradients(own, peers, batch, key, hyper)._replace(
+                priorities=10.0 + batch.obs[0, :, 0]
+            )
 
         return agent._replace(parts={"critic": critic._replace(gradients=gradients)})
 
@@ -190,7 +235,9 @@ def test_the_priority_of_a_sequence_is_the_one_that_its_own_losses_gave(options:
     step = jax.jit(lambda s: tick(graph, s)[0])
     for _ in range(12):
         state = step(state)
-    feedback = jax.tree.map(lambda x: x.reshape(agent.experience.shards, -1), state.channels["priorities"])
+    feedback = jax.tree.map(
+        lambda x: x.reshape(agent.experience.shards, -1), state.channels["priorities"]
+    )
     buffer = ring_buffer(capacity=64, num_envs=4, batch_size=8, window=Window())
     stored = state.private["experience"].buffer
     windows = jax.jit(buffer.windows)(stored, feedback.places.number - 1, feedback.places.env)
@@ -200,20 +247,26 @@ def test_the_priority_of_a_sequence_is_the_one_that_its_own_losses_gave(options:
 
 
 def test_without_an_exponent_nothing_changes():
-    graph, _ = build_graph(tiny.line(discrete=True), small(priority_exponent=0.0), GraphOptions(total_steps=400))
+    graph, _ = build_graph(
+        tiny.line(discrete=True), small(priority_exponent=0.0), GraphOptions(total_steps=400)
+    )
     assert "priorities" not in {c for f in graph.fragments for c in f.writes}
 
 
 def test_the_transition_is_what_a_place_names():
     """A sampled window equals the steps at its place."""
     buffer = ring_buffer(capacity=32, num_envs=4, batch_size=4, window=Window())
-    source = prioritized_source(buffer, 16, small().build(tiny.line(discrete=True).spec, 4).data.prioritize)
+    source = prioritized_source(
+        buffer, 16, small().build(tiny.line(discrete=True).spec, 4).data.prioritize
+    )
     t, e = np.meshgrid(np.arange(5), np.arange(4), indexing="ij")
     no = jnp.zeros((5, 4), bool)
     named = jnp.asarray(np.stack([t, e], -1), jnp.int32)
     rollout = Transition(named, named[..., 0], jnp.zeros((5, 4)), named, no, no, no, ())
     state = jax.jit(lambda rollout: source.add(source.init(rollout), rollout))(rollout)
-    sampled, weight, places = jax.jit(source.sample)(state, jax.random.key(0), small(importance_exponent=0.4).hyper)
+    sampled, weight, places = jax.jit(source.sample)(
+        state, jax.random.key(0), small(importance_exponent=0.4).hyper
+    )
     np.testing.assert_array_equal(sampled.steps.obs[:, :, 0, 0], places.number - 1)
     per_shard = 4 // buffer.shards
     np.testing.assert_array_equal(

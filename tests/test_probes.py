@@ -41,7 +41,13 @@ VALUES = {
     "truncation": {1.0: 1.0 / (1.0 - DISCOUNT)},
 }
 """Probe -> observation -> value."""
-BEST_RETURN = {"action": 1.0, "action_continuous": 0.0, "observation": 1.0, "observation_continuous": 0.0, "mask": 0.75}
+BEST_RETURN = {
+    "action": 1.0,
+    "action_continuous": 0.0,
+    "observation": 1.0,
+    "observation_continuous": 0.0,
+    "mask": 0.75,
+}
 """Probe -> mean return of the best policy."""
 
 
@@ -52,7 +58,9 @@ SIDE_BY_SIDE = (
     ("action", "observation"),
     ("mask",),
 )
-"""The probes, grouped by equal spaces: one program trains a group, since compilation takes most of the time."""
+"""The probes, grouped by equal spaces: one program trains a group, since compilation takes most of
+the time.
+"""
 
 
 class Trained(NamedTuple):
@@ -79,7 +87,9 @@ def together(probe: str) -> tuple[str, ...]:
 
 
 def spec_of(names: tuple[str, ...]) -> EnvSpec:
-    """Return the spaces of the probes. In value-only probes actions change nothing, so any action space works."""
+    """Return the spaces of the probes. In value-only probes actions change nothing, so any action
+    space works.
+    """
     spec = PROBES[names[0]]().spec
     return spec._replace(action=Discrete(2)) if names == tuple(VALUES) else spec
 
@@ -95,7 +105,9 @@ def one_of(names: tuple[str, ...], which: jax.Array) -> VecEnv:
     def step(state, action, key):
         return jax.lax.switch(which, [single.step for single in singles], state, action, key)
 
-    return vectorize(Env(spec_of(names)._replace(max_episode_steps=max(limits)), reset, step), num_envs=NUM_ENVS)
+    return vectorize(
+        Env(spec_of(names)._replace(max_episode_steps=max(limits)), reset, step), num_envs=NUM_ENVS
+    )
 
 
 def train(names: tuple[str, ...], algorithm: Algorithm, total_steps: int) -> Trained:
@@ -103,9 +115,13 @@ def train(names: tuple[str, ...], algorithm: Algorithm, total_steps: int) -> Tra
     ticks = total_steps // (NUM_ENVS * agent.rollout_length)
 
     def run(which, key):
-        graph, _ = build_graph(one_of(names, which), algorithm, GraphOptions(total_steps=total_steps))
+        graph, _ = build_graph(
+            one_of(names, which), algorithm, GraphOptions(total_steps=total_steps)
+        )
         state = graphs.init(graph, key, algorithm.hyper)
-        return jax.lax.scan(lambda s, _: (graphs.tick(graph, s)[0], None), state, length=ticks)[0].private
+        return jax.lax.scan(lambda s, _: (graphs.tick(graph, s)[0], None), state, length=ticks)[
+            0
+        ].private
 
     private = jax.jit(jax.vmap(run, in_axes=(0, None)))(jnp.arange(len(names)), jax.random.key(1))
     learned = {name: part.learned for name, part in private["learn"].items()}
@@ -128,16 +144,25 @@ PPO: dict[str, Any] = dict(
 
 @cache
 def learned_ppo(names: tuple[str, ...]) -> Trained:
-    """The learning rate decays to zero, so that the result does not depend on the seed: with a constant rate 5 to 9 of
-    24 seeds missed the best continuous action by more than the tolerance.
+    """The learning rate decays to zero, so that the result does not depend on the seed: with a
+    constant rate 5 to 9 of 24 seeds missed the best continuous action by more than the tolerance.
     """
     return train(names, ppo(**PPO), 12_000)
 
 
 @cache
 def learned_ppo_near(names: tuple[str, ...]) -> Trained:
-    """Orthogonal weights, normalized and clipped values, a rate that follows the divergence, which has a bound."""
-    algorithm = ppo(**PPO, orthogonal=True, normalize_values=True, value_clip_range=10.0, desired_kl=0.01, max_kl=0.1)
+    """Orthogonal weights, normalized and clipped values, a rate that follows the divergence, which
+    has a bound.
+    """
+    algorithm = ppo(
+        **PPO,
+        orthogonal=True,
+        normalize_values=True,
+        value_clip_range=10.0,
+        desired_kl=0.01,
+        max_kl=0.1,
+    )
     return train(names, algorithm, 12_000)
 
 
@@ -194,7 +219,9 @@ def learned_sac_options(names: tuple[str, ...]) -> Trained:
 
 @cache
 def learned_sac_state_noise(names: tuple[str, ...]) -> Trained:
-    """Observations are not normalized, since features of 0, to which a constant becomes, have no noise."""
+    """Observations are not normalized, since features of 0, to which a constant becomes, have no
+    noise.
+    """
     algorithm = sac(
         learning_rate=Linear(3e-3, 0.0),
         fixed_temperature=Linear(0.05, 0.0005),
@@ -256,7 +283,9 @@ def learned_rainbow(names: tuple[str, ...]) -> Trained:
 
 @cache
 def learned_munchausen(names: tuple[str, ...]) -> Trained:
-    """Munchausen DQN without random actions, also in the warm-up: only the noise of its networks explores."""
+    """Munchausen DQN without random actions, also in the warm-up: only the noise of its networks
+    explores.
+    """
     algorithm = dqn(
         learning_rate=Linear(1e-2, 0.0),
         discount=DISCOUNT,
@@ -381,7 +410,9 @@ def learned_reppo(names: tuple[str, ...]) -> Trained:
 @cache
 def learned_pqn(names: tuple[str, ...]) -> Trained:
     algorithm = pqn(
-        learning_rate=Linear(3e-2, 0.0),  # a constant observation is 0 when normalized: the last bias alone learns
+        learning_rate=Linear(
+            3e-2, 0.0
+        ),  # a constant observation is 0 when normalized: the last bias alone learns
         discount=DISCOUNT,
         epsilon=0.3,
         rollout_length=8,
@@ -429,8 +460,12 @@ def learned_impala(names: tuple[str, ...]) -> Trained:
 
 
 @cache
-def play(learned: Callable[[tuple[str, ...]], Trained], names: tuple[str, ...], mode: str = "greedy"):
-    """Return rollouts ``[P, T, E]`` of the policies of P probes, and the mean return of the whole episodes of each."""
+def play(
+    learned: Callable[[tuple[str, ...]], Trained], names: tuple[str, ...], mode: str = "greedy"
+):
+    """Return rollouts ``[P, T, E]`` of the policies of P probes, and the mean return of the whole
+    episodes of each.
+    """
     trained = learned(names)
 
     def one(which, own, statistics):
@@ -442,10 +477,14 @@ def play(learned: Callable[[tuple[str, ...]], Trained], names: tuple[str, ...], 
             return action, carry, ()
 
         def greedy(carry, obs, first, key):
-            action, carry = acting.greedy(acting.greedy_weights(own), carry, mine.seen(obs), first, key)
+            action, carry = acting.greedy(
+                acting.greedy_weights(own), carry, mine.seen(obs), first, key
+            )
             return action, carry, ()
 
-        act, carry = (greedy, acting.greedy_carry) if mode == "greedy" else (explore, acting.initial_carry)
+        act, carry = (
+            (greedy, acting.greedy_carry) if mode == "greedy" else (explore, acting.initial_carry)
+        )
         key = jax.random.key(2)
         _, rollout, metrics = unroll(env, act, start(env, carry(NUM_ENVS), key), key, 64)
         return rollout, metrics["episode_return_sum"] / metrics["episodes"]
@@ -458,8 +497,8 @@ def mean_return(learned: Callable[[tuple[str, ...]], Trained], probe: str) -> fl
 
 
 def value_of(trained: Trained, obs) -> float:
-    """Return the critic's value: PPO's and IMPALA's of the observation, SAC's and TD3's lower one for the action 0,
-    DQN's and PQN's for the worse action.
+    """Return the critic's value: PPO's and IMPALA's of the observation, SAC's and TD3's lower one
+    for the action 0, DQN's and PQN's for the worse action.
     """
     part = "critic" if "critic" in trained.learned else "agent"
     ((name, network),) = trained.agent.parts[part].networks.items()
@@ -500,7 +539,14 @@ def test_values_of_actions_are_learned(probe, learned):
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name not in CONTINUOUS])
 @pytest.mark.parametrize(
     "learned",
-    [learned_dqn, learned_rainbow, learned_munchausen, learned_implicit, learned_pqn, learned_sac_discrete],
+    [
+        learned_dqn,
+        learned_rainbow,
+        learned_munchausen,
+        learned_implicit,
+        learned_pqn,
+        learned_sac_discrete,
+    ],
     ids=["dqn", "rainbow", "munchausen", "implicit", "pqn", "sac_discrete"],
 )
 def test_the_best_discrete_policy_is_found(probe, learned):

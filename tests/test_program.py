@@ -1,4 +1,6 @@
-"""Programs: a placement changes numbers only by rounding, shards without a transfer of samples, and compiles once."""
+"""Programs: a placement changes numbers only by rounding, shards without a transfer of samples, and
+compiles once.
+"""
 
 import re
 from functools import cache
@@ -32,10 +34,15 @@ COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+?)(?
 
 @cache
 def built(
-    name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0, batch_size: int = 16, **learning
+    name: str,
+    overlap: str = "none",
+    num_envs: int = NUM_ENVS,
+    recurrent: int = 0,
+    batch_size: int = 16,
+    **learning,
 ):
-    """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the environments of PPO and
-    SAC have different observations and actions.
+    """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the
+    environments of PPO and SAC have different observations and actions.
     """
     options = dict(
         ppo=dict(
@@ -64,12 +71,20 @@ def built(
     env = tiny.line(discrete=name == "ppo", num_envs=num_envs)
     if name == "mappo":
         env = vectorize(TWO_AGENTS["two_out"](), num_envs=num_envs)
-    return build_graph(env, algorithm, GraphOptions(overlap=overlap, **learning))[0], algorithm.hyper
+    return build_graph(env, algorithm, GraphOptions(overlap=overlap, **learning))[
+        0
+    ], algorithm.hyper
 
 
 @cache
 def compiled(
-    name: str, placement: str, devices: int, overlap: str = "none", ticks: int = 1, seeds: int = 1, **learning
+    name: str,
+    placement: str,
+    devices: int,
+    overlap: str = "none",
+    ticks: int = 1,
+    seeds: int = 1,
+    **learning,
 ):
     graph, hyper = built(name, overlap, **learning)
     placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
@@ -105,15 +120,17 @@ def from_host(state):
 
 
 @cache
-def one_tick(name: str, placement: str, devices: int, overlap: str = "none", seeds: int = 1, **learning):
+def one_tick(
+    name: str, placement: str, devices: int, overlap: str = "none", seeds: int = 1, **learning
+):
     program, _, run = compiled(name, placement, devices, overlap, seeds=seeds, **learning)
     state, metrics = run(program.place(from_host(warm_state(name, overlap, seeds, **learning))))
     return on_host(state), metrics
 
 
 def largest_difference(got, want) -> float:
-    """Compute the difference, relative for numbers over 1 and absolute below; a different flag or count is infinitely
-    far.
+    """Compute the difference, relative for numbers over 1 and absolute below; a different flag or
+    count is infinitely far.
     """
     worst = 0.0
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -142,7 +159,9 @@ def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placemen
     want, reference = one_tick(name, "fused", 1)
     assert largest_difference(got, want) <= 1e-6
     assert largest_difference(dict(metrics), dict(reference)) <= 1e-5  # ratios of small numbers
-    assert largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4  # the parameters changed
+    assert (
+        largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4
+    )  # the parameters changed
 
 
 @pytest.mark.parametrize(("name", "shards"), [("ppo", 16), ("sac", 32)])
@@ -159,9 +178,12 @@ def test_more_logical_shards_change_a_tick_on_several_devices_only_by_rounding(n
 
 def test_more_devices_than_logical_shards_are_told_which_key_to_write():
     graph, _ = built("sac", num_envs=64, batch_size=64)
-    placed = placements.data_parallel(graph, range(64))  # numbers in place of devices, since no machine has that many
+    placed = placements.data_parallel(
+        graph, range(64)
+    )  # numbers in place of devices, since no machine has that many
     with pytest.raises(
-        GraphError, match=r"cannot shard the 8 logical shards \(common divisor of 8, .* write shards=64 with"
+        GraphError,
+        match=r"cannot shard the 8 logical shards \(common divisor of 8, .* write shards=64 with",
     ):
         placements.check_placed(graph, placed)
     graph, _ = built("sac", num_envs=64, batch_size=64, shards=64)
@@ -238,7 +260,11 @@ def test_divided_programs_add_up_but_never_move_samples(name, recurrent):
 def crossing_sizes(text: str) -> set[int]:
     """Return the lengths of all axes of the results of a program's collectives."""
     lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
-    shapes = [shape for line in lines for shape in re.findall(r"\w+\[([\d,]*)\]", line.partition(" all-")[0])]
+    shapes = [
+        shape
+        for line in lines
+        for shape in re.findall(r"\w+\[([\d,]*)\]", line.partition(" all-")[0])
+    ]
     return {int(size) for shape in shapes for size in shape.split(",") if size}
 
 
@@ -247,7 +273,9 @@ def test_agents_on_devices_of_their_own_tell_each_other_no_parameter(name):
     width, keys_of = 11, keys(1)  # no other size is a multiple of it
     options: dict = dict(rollout_length=6, num_epochs=2, num_minibatches=2, share_parameters=False)
     if name == "mappo":
-        algorithm = mappo(**options, policy_hidden=(width,), value_hidden=(width,), normalize_rewards=True)
+        algorithm = mappo(
+            **options, policy_hidden=(width,), value_hidden=(width,), normalize_rewards=True
+        )
     else:
         algorithm = pqn_vdn(**options, q_hidden=(width,), epsilon=0.1)
     graph, _ = build_graph(vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS), algorithm)
@@ -276,9 +304,14 @@ def test_devices_of_agents_tell_each_other_in_a_step_only_what_these_do():
 
 def test_agents_are_divided_only_where_each_has_networks_of_its_own():
     graph, _ = built("mappo")
-    with pytest.raises(GraphError, match="cannot shard the 2 agents of 'sample' evenly over 3 devices"):
+    with pytest.raises(
+        GraphError, match="cannot shard the 2 agents of 'sample' evenly over 3 devices"
+    ):
         programs.compile(graph, placements.agents(graph, jax.devices()[:3]), 1)
-    with pytest.raises(GraphError, match="shards agents, and this environment has one: write placement=data_parallel"):
+    with pytest.raises(
+        GraphError,
+        match="shards agents, and this environment has one: write placement=data_parallel",
+    ):
         placements.agents(built("ppo")[0], jax.devices()[:2])
     with pytest.raises(GraphError, match="has one learner for each agent: write learners=1"):
         placements.agents(built("mappo", learners=2)[0], jax.devices()[:2])
@@ -347,11 +380,15 @@ def test_every_program_compiles_once_donates_private_states_and_does_not_grow_me
 def test_a_division_that_does_not_come_out_even_is_refused_before_compiling():
     graph, _ = built("ppo", num_envs=6)
     with pytest.raises(
-        GraphError, match="placement=data_parallel cannot shard the 6 environments of 'sample' evenly over 4 devices"
+        GraphError,
+        match="placement=data_parallel cannot shard the 6 environments of 'sample' evenly over 4 devices",
     ):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:4]), 1)
     graph, _ = built("sac", num_envs=6)
-    with pytest.raises(GraphError, match=r"cannot shard the 2 logical shards .* of 'experience' evenly over 3 devices"):
+    with pytest.raises(
+        GraphError,
+        match=r"cannot shard the 2 logical shards .* of 'experience' evenly over 3 devices",
+    ):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:3]), 1)
     with pytest.raises(GraphError, match="no or repeated devices"):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:1] * 2), 1)
@@ -382,14 +419,18 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "placement"), [("ppo", "fused"), ("sac", "actor_critic")])
-def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(monkeypatch, name, placement):
+def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(
+    monkeypatch, name, placement
+):
     graph, hyper = built(name)
 
     def first_state():
         program = programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:2]), 1)
         shapes = jax.eval_shape(lambda keys: jax.jit(program.init)(keys, hyper), keys(1))
         state = program.init(keys(1), hyper)
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), state
+        )
         ready = on_host(program.ready(keys(1), hyper)[0](keys(1), hyper))
         assert largest_difference(on_host(state), ready) == 0.0
         return ready
@@ -406,19 +447,27 @@ def test_small_products_are_not_eigens():
     several = vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS)
     for size in (0, 4):
         graph, _ = build_graph(several, mappo(recurrent_size=size))
-        assert graph.products.sequences == (size > 0) and not built("ppo", recurrent=size)[0].products.sequences
+        assert (
+            graph.products.sequences == (size > 0)
+            and not built("ppo", recurrent=size)[0].products.sequences
+        )
     few = xla_options.compiler_options(mesh, products=Products(sequences=True))
     assert set(xla_options.compiler_options(mesh)) - set(few) == {xla_options.EIGEN}
 
 
 def test_a_graph_knows_whether_its_programs_step_environments():
     sizes = dict(rollout_length=8, num_minibatches=2)
-    for env, stepped in ((tiny.host_line(discrete=True), False), (tiny.line(discrete=True, num_envs=4), True)):
+    for env, stepped in (
+        (tiny.host_line(discrete=True), False),
+        (tiny.line(discrete=True, num_envs=4), True),
+    ):
         assert build_graph(env, ppo(**sizes))[0].products.environments == stepped
         assert updates_only(env, ppo(**sizes)).products.environments == stepped
 
 
-@pytest.mark.parametrize("more, environments, eigen", [(0, False, False), (1, False, True), (0, True, True)])
+@pytest.mark.parametrize(
+    "more, environments, eigen", [(0, False, False), (1, False, True), (0, True, True)]
+)
 def test_updates_of_a_host_environment_are_not_eigens_unless_large(more, environments, eigen):
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
     products = Products(largest=xla_options.YNNPACK_PRODUCT + more, environments=environments)
@@ -428,7 +477,11 @@ def test_updates_of_a_host_environment_are_not_eigens_unless_large(more, environ
 def test_programs_of_small_products_are_compiled_for_them():
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
     told = [
-        set(xla_options.compiler_options(mesh, products=Products(largest=xla_options.SMALL_PRODUCT + more)))
+        set(
+            xla_options.compiler_options(
+                mesh, products=Products(largest=xla_options.SMALL_PRODUCT + more)
+            )
+        )
         for more in (0, 1)
     ]
     assert told[0] - told[1] == set(xla_options.SMALL_OPTIONS)
@@ -441,10 +494,17 @@ def test_the_largest_product_is_that_of_a_minibatch_with_the_largest_layer():
     assert not products.sequences and products.largest == 16 * 8 * 16
     assert products.params == 2 * 8 + 8 + 8 * 2 + 2 + 2 * 8 + 8 + 8 * 16 + 16 + 16 + 1
     images = vectorize(pixel_envs.motion(), num_envs=4)
-    assert build_graph(images, ppo(rollout_length=8, num_minibatches=2))[0].products.largest == float("inf")
+    assert build_graph(images, ppo(rollout_length=8, num_minibatches=2))[
+        0
+    ].products.largest == float("inf")
 
 
-WIDE = [("AuthenticAMD", 25, False), ("AuthenticAMD", 26, True), ("GenuineIntel", 26, False), ("", 0, False)]
+WIDE = [
+    ("AuthenticAMD", 25, False),
+    ("AuthenticAMD", 26, True),
+    ("GenuineIntel", 26, False),
+    ("", 0, False),
+]
 
 
 @pytest.mark.parametrize(("vendor", "family", "wide"), WIDE)

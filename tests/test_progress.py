@@ -13,7 +13,12 @@ from jaxrl_fast.training.records import write_status
 
 
 def train_row(env_steps: int, wall_s: float) -> dict:
-    rates = {"sampling_hz": 12_345.0, "update_hz": 99.0, "update_frame_hz": 990.0, "episode_return": 7.25}
+    rates = {
+        "sampling_hz": 12_345.0,
+        "update_hz": 99.0,
+        "update_frame_hz": 990.0,
+        "episode_return": 7.25,
+    }
     return {"kind": "train", "env_steps": env_steps, "wall_s": wall_s, **rates}
 
 
@@ -41,19 +46,33 @@ def test_a_run_has_one_speed_which_begins_with_the_first_update(monkeypatch):
     filling = {**train_row(1000, 1.0), "update_hz": 0.0, "update_frame_hz": 0.0}
     assert rates.now == {"sampling_hz": 0.0, "update_hz": 0.0, "update_frame_hz": 0.0}
     assert rates.add(filling)["sampling_hz"] == pytest.approx(12_345.0)
-    text = shown([filling, {**filling, "env_steps": 2000, "wall_s": 1.1}], monkeypatch, terminal=False)
+    text = shown(
+        [filling, {**filling, "env_steps": 2000, "wall_s": 1.1}], monkeypatch, terminal=False
+    )
     assert "no updates yet" in text and "0 updates/s" not in text
     for steps_per_s, updates_per_s in ((100.0, 10.0), (300.0, 30.0)):
-        of_chunk = dict(sampling_hz=steps_per_s, update_hz=updates_per_s, update_frame_hz=updates_per_s * 8)
+        of_chunk = dict(
+            sampling_hz=steps_per_s, update_hz=updates_per_s, update_frame_hz=updates_per_s * 8
+        )
         found = rates.add({**filling, **of_chunk})
-    assert found == pytest.approx({"sampling_hz": 150.0, "update_hz": 15.0, "update_frame_hz": 120.0}), "equal steps"
+    assert found == pytest.approx(
+        {"sampling_hz": 150.0, "update_hz": 15.0, "update_frame_hz": 120.0}
+    ), "equal steps"
     assert rates.add(filling) == found, "chunks without updates do not count any more"
 
 
 def test_an_evaluation_shows_its_spread(monkeypatch):
-    row = {"kind": "eval", "env_steps": 5, "wall_s": 61.0, "eval_return_mean": 3.0, "eval_return_std": 0.5}
+    row = {
+        "kind": "eval",
+        "env_steps": 5,
+        "wall_s": 61.0,
+        "eval_return_mean": 3.0,
+        "eval_return_std": 0.5,
+    }
     row["eval_episodes"] = 32
-    assert "1:01  greedy return 3.0 ± 0.5  (32 episodes)" in shown([row], monkeypatch, terminal=False)
+    assert "1:01  greedy return 3.0 ± 0.5  (32 episodes)" in shown(
+        [row], monkeypatch, terminal=False
+    )
     row["eval_return_ci95"] = [1.0, 4.0]
     assert "3.0 95 % [1.0, 4.0]" in shown([row], monkeypatch, terminal=False)
 
@@ -84,7 +103,13 @@ def test_the_live_lines_say_what_it_does_how_returns_went_and_what_it_said_last(
         display({**train_row(5000, 1.0), "episode_return": value})
     assert "training return" in live_lines(display) and "▁█  9.0" in live_lines(display)
     for value in (5.0, 2.0, 3.0):
-        row = {"kind": "eval", "env_steps": 5, "wall_s": 1.0, "eval_return_mean": value, "eval_return_std": 0.5}
+        row = {
+            "kind": "eval",
+            "env_steps": 5,
+            "wall_s": 1.0,
+            "eval_return_mean": value,
+            "eval_return_std": 0.5,
+        }
         display({**row, "eval_episodes": 3})
     display.tell("one"), display.tell("two")
     text = live_lines(display)
@@ -116,20 +141,38 @@ def test_plain_lines_name_the_time_of_an_earlier_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "bars"),
-    [([], ""), ([3.0], "▅"), ([0.0, 1.0], "▁█"), ([float("nan"), 0.0, 7.0], "▁█"), ([0.0] * 50 + [1.0] * 50, None)],
+    [
+        ([], ""),
+        ([3.0], "▅"),
+        ([0.0, 1.0], "▁█"),
+        ([float("nan"), 0.0, 7.0], "▁█"),
+        ([0.0] * 50 + [1.0] * 50, None),
+    ],
 )
 def test_sparkline(values, bars):
-    assert sparkline(values) == bars if bars is not None else sparkline(values) == "▁" * 12 + "█" * 12
+    assert (
+        sparkline(values) == bars if bars is not None else sparkline(values) == "▁" * 12 + "█" * 12
+    )
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61, "1:01"), (3599.6, "1:00:00"), (7325, "2:02:05")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (61, "1:01"), (3599.6, "1:00:00"), (7325, "2:02:05")]
+)
 def test_clock(seconds, text):
     assert clock(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.5, "0.5"), (999, "999"), (12_345, "12.3k"), (3.7e5, "370k"), (2e9, "2G"), (999_600, "1M"), (3e12, "3T")],
+    [
+        (0.5, "0.5"),
+        (999, "999"),
+        (12_345, "12.3k"),
+        (3.7e5, "370k"),
+        (2e9, "2G"),
+        (999_600, "1M"),
+        (3e12, "3T"),
+    ],
 )
 def test_si(value, text):
     assert si(value) == text

@@ -23,7 +23,9 @@ STEPS = 32 * 4
 
 def learn(folder: Path, **options) -> jf.Result:
     algorithm = jf.ppo(rollout_length=8, num_minibatches=1, policy_hidden=(8,), value_hidden=(8,))
-    given = dict(total_steps=STEPS, eval_every=64, eval_episodes=3, num_seeds=2, tell=lambda line: None)
+    given = dict(
+        total_steps=STEPS, eval_every=64, eval_episodes=3, num_seeds=2, tell=lambda line: None
+    )
     return jf.learn(line(discrete=True), algorithm, run_dir=folder, **{**given, **options})
 
 
@@ -87,7 +89,9 @@ def test_a_killed_process_is_dead_and_its_number_proves_nothing(tmp_path: Path):
         "import sys, time; from pathlib import Path; from jaxrl_fast.training.records import RunStatus; "
         "RunStatus(Path(sys.argv[1])).set(state='training'); print('ready', flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         assert state_now(read_status(tmp_path)) == "training"
         process.send_signal(signal.SIGKILL)
@@ -101,17 +105,29 @@ def test_a_killed_process_is_dead_and_its_number_proves_nothing(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "env_steps,wall_s\n", "env_steps,wall_s\n1,2\n3", "\0\0\0", "env_steps,wall_s\n1,2\n3,x,4\n"]
+    "text",
+    [
+        "",
+        "env_steps,wall_s\n",
+        "env_steps,wall_s\n1,2\n3",
+        "\0\0\0",
+        "env_steps,wall_s\n1,2\n3,x,4\n",
+    ],
 )
 def test_tables_that_are_half_written_or_damaged(tmp_path: Path, text: str):
     (tmp_path / "metrics.csv").write_text(text)
     table = read_columns(tmp_path / "metrics.csv")
     if "1,2" in text:
-        assert {name: column.tolist() for name, column in table.items()} == {"env_steps": [1.0], "wall_s": [2.0]}
+        assert {name: column.tolist() for name, column in table.items()} == {
+            "env_steps": [1.0],
+            "wall_s": [2.0],
+        }
     assert read_run(tmp_path).settings == {} and is_run(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["run.json", "config.yaml", "summary.json", "metrics.csv", "evals.csv"])
+@pytest.mark.parametrize(
+    "name", ["run.json", "config.yaml", "summary.json", "metrics.csv", "evals.csv"]
+)
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\0", b"[1]", b"{" * 2000])
 def test_no_damage_stops_the_reader(tmp_path: Path, finished: Path, name: str, content: bytes):
     for file in ("run.json", "config.yaml", "summary.json", "metrics.csv", "evals.csv"):
@@ -124,7 +140,13 @@ def test_no_damage_stops_the_reader(tmp_path: Path, finished: Path, name: str, c
 
 
 def test_an_evaluation_that_lacks_a_seed_is_left_out():
-    evals = {"seed": [0, 1, 0], "env_steps": [1, 1, 2], "wall_s": [1, 1, 2], "return": [3, 5, 9], "length": [1, 1, 1]}
+    evals = {
+        "seed": [0, 1, 0],
+        "env_steps": [1, 1, 2],
+        "wall_s": [1, 1, 2],
+        "return": [3, 5, 9],
+        "length": [1, 1, 1],
+    }
     scores = scores_of({name: np.array(column, float) for name, column in evals.items()})
     assert scores.env_steps.tolist() == [1] and scores.returns.tolist() == [[3, 5]]
 
@@ -137,12 +159,17 @@ def test_no_number_in_it_is_one_that_json_lacks(tmp_path: Path):
 
 def test_where_settings_come_from(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("seed: 3\n")
-    run = compose(["env=cartpole", "algo=ppo", f"config={tmp_path / 'mine.yaml'}", "algo.clip_range=0.3"])
+    run = compose(
+        ["env=cartpole", "algo=ppo", f"config={tmp_path / 'mine.yaml'}", "algo.clip_range=0.3"]
+    )
     assert run.sources["algo.clip_range"] == "command line"
     assert run.sources["algo.num_epochs"] == "config/tuned/cartpole_ppo.yaml"
     assert run.sources["seed"] == str(tmp_path / "mine.yaml")
     assert "algo.gae_lambda" not in run.sources
-    assert compose(["env=cartpole", "algo=ppo", "tuned=false"]).sources["algo.rollout_length"] == FOLLOWS
+    assert (
+        compose(["env=cartpole", "algo=ppo", "tuned=false"]).sources["algo.rollout_length"]
+        == FOLLOWS
+    )
 
 
 def test_a_table_whose_folder_was_gone_for_a_while_has_the_names_of_its_columns(tmp_path: Path):

@@ -10,8 +10,8 @@ import pytest
 from test_packaging import ROOT, code_lines
 
 MOST = {"pure": (20, 1_150), "learn": (34, 1_900), "folder": (45, 2_900)}
-"""Files, and lines of code in the executed functions: of one tick of `make_train_step`, of `learn`, and of `learn`
-with a run folder.
+"""Files, and lines of code in the executed functions: of one tick of `make_train_step`, of `learn`,
+and of `learn` with a run folder.
 """
 TRACED = """
 import sys, threading, jax, jaxrl_fast as jf
@@ -37,10 +37,14 @@ for file, line in sorted(seen):
 
 
 def entered(way: str, folder: Path) -> dict[Path, set[int]]:
-    """Return the functions of the package that a run executes, by file, as the numbers of their first lines."""
+    """Return the functions of the package that a run executes, by file, as the numbers of their
+    first lines.
+    """
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAXRL_FAST_CACHE": str(folder / "cache")}
     command = [sys.executable, "-c", TRACED, way, str(ROOT / "jaxrl_fast") + os.sep]
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     functions: dict[Path, set[int]] = {}
     for place in done.stdout.splitlines():
@@ -51,7 +55,9 @@ def entered(way: str, folder: Path) -> dict[Path, set[int]]:
 
 
 def lines_in(file: Path, first_lines: set[int]) -> int:
-    """Return the lines of code in the functions of a file that begin at ``first_lines``, each counted once."""
+    """Return the lines of code in the functions of a file that begin at ``first_lines``, each
+    counted once.
+    """
     inside: set[int] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -54,13 +54,21 @@ def sampler(state: Any) -> dict[str, Any]:
 
 def ppo_state(state: Any) -> dict[str, Any]:
     learned = state.private["learn"]
-    params = {"critic": learned["critic"].learned.params["value"], "actor": learned["actor"].learned.params["policy"]}
-    return sampler(state) | dict(params=params, moments={name: learned[name].opt_state for name in params})
+    params = {
+        "critic": learned["critic"].learned.params["value"],
+        "actor": learned["actor"].learned.params["policy"],
+    }
+    return sampler(state) | dict(
+        params=params, moments={name: learned[name].opt_state for name in params}
+    )
 
 
 def sac_state(state: Any) -> dict[str, Any]:
     critic, actor = state.private["learn"]["critic"], state.private["learn"]["actor"]
-    params, moments = critic.learned.params | actor.learned.params, critic.opt_state | actor.opt_state
+    params, moments = (
+        critic.learned.params | actor.learned.params,
+        critic.opt_state | actor.opt_state,
+    )
     data = state.private["experience"].data
     replay = dict(obs=data.obs, action=data.action, reward=data.reward, next_obs=data.next_obs)
     replay |= dict(terminated=data.terminated)
@@ -72,7 +80,11 @@ def dqn_state(state: Any) -> dict[str, Any]:
     critic, data = state.private["learn"]["critic"], state.private["experience"].data
     replay = dict(obs=data.obs, action=data.action, reward=data.reward, next_obs=data.next_obs)
     replay |= dict(terminated=data.terminated)
-    learner = dict(params=critic.learned.params["q"], target=critic.learned.target["q"], moments=critic.opt_state)
+    learner = dict(
+        params=critic.learned.params["q"],
+        target=critic.learned.target["q"],
+        moments=critic.opt_state,
+    )
     return sampler(state) | learner | dict(replay=replay)
 
 
@@ -101,19 +113,27 @@ def test_a_tick_equals_the_engines(case: str):
         before, engine = engine, engine_step(engine)[0]
         if tick in TICKS:
             after = step(like(state, module.State(**convert(before))))
-            assert_equal(after, like(after, module.State(**convert(engine))), f"{case}, tick {tick}")
+            assert_equal(
+                after, like(after, module.State(**convert(engine))), f"{case}, tick {tick}"
+            )
 
 
 def assert_equal(reference: Any, engine: Any, where: str) -> None:
-    """Compare floats within 1e-6, relative to the largest number of the array; everything else exactly."""
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(reference), jax.tree.leaves(engine), strict=True):
+    """Compare floats within 1e-6, relative to the largest number of the array; everything else
+    exactly.
+    """
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(reference), jax.tree.leaves(engine), strict=True
+    ):
         name = f"{where}: {jax.tree_util.keystr(path)}"
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         a, b = np.asarray(a), np.asarray(b)
         assert a.shape == b.shape, name
         if np.issubdtype(a.dtype, np.floating):
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * max(1.0, np.abs(b).max(initial=0.0)), err_msg=name)
+            np.testing.assert_allclose(
+                a, b, rtol=0, atol=1e-6 * max(1.0, np.abs(b).max(initial=0.0)), err_msg=name
+            )
         else:
             np.testing.assert_array_equal(a, b, err_msg=name)
 
@@ -121,7 +141,9 @@ def assert_equal(reference: Any, engine: Any, where: str) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_reference_is_short_and_imports_nothing_of_ours_but_an_environment(path: Path):
     assert len(path.read_text().splitlines()) <= 200
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    nodes = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
+    ]
     ours = {node.module for node in nodes if (node.module or "").startswith("jaxrl_fast")}
     assert ours == {"jaxrl_fast.envs"}
 

@@ -1,4 +1,6 @@
-"""Rollouts changed before they are stored, and windows relabeled with a later step of the same episode."""
+"""Rollouts changed before they are stored, and windows relabeled with a later step of the same
+episode.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,8 @@ def rollout(start: int, done: np.ndarray) -> Transition:
 def remember(steps: Transition, later: Transition, key: jax.Array) -> Transition:
     """Put the later step's time in place of the reward."""
     return steps._replace(
-        reward=jnp.full_like(steps.reward, later.reward), next_obs=jnp.broadcast_to(later.obs, steps.next_obs.shape)
+        reward=jnp.full_like(steps.reward, later.reward),
+        next_obs=jnp.broadcast_to(later.obs, steps.next_obs.shape),
     )
 
 
@@ -38,7 +41,9 @@ def drawn(done: np.ndarray, length: int, capacity_t: int, window: int, cut_at: i
     shape = Window(length=window)
     sizes = dict(capacity=capacity_t * NUM_ENVS, num_envs=NUM_ENVS, batch_size=4, window=shape)
     buffer = hindsight_buffer(ring_buffer(**sizes))
-    source = hindsight_source(uniform_source(buffer, 64, shape), remember, shape, lambda state: state)
+    source = hindsight_source(
+        uniform_source(buffer, 64, shape), remember, shape, lambda state: state
+    )
     state = buffer.init(jax.tree.map(jnp.asarray, rollout(0, done[:1])))
     add = jax.jit(buffer.add)
     for start in range(0, len(done), length):
@@ -52,7 +57,10 @@ def drawn(done: np.ndarray, length: int, capacity_t: int, window: int, cut_at: i
 @settings(max_examples=25, deadline=None)
 def test_a_later_step_is_of_the_same_episode_and_every_one_is_drawn(data: st.DataObject):
     length, num_rollouts = data.draw(st.sampled_from([1, 3, 4])), data.draw(st.integers(2, 6))
-    capacity_t, window = data.draw(st.sampled_from([6, 8, 12])), data.draw(st.sampled_from([1, 2, 3]))
+    capacity_t, window = (
+        data.draw(st.sampled_from([6, 8, 12])),
+        data.draw(st.sampled_from([1, 2, 3])),
+    )
     total = length * num_rollouts
     if total < window or min(capacity_t, total) <= window:
         return
@@ -91,14 +99,18 @@ def test_steps_ahead_counts_to_the_episodes_end():
 
 
 def test_hindsight_goals_were_reached_and_rewards_belong_to_them():
-    """On the whole way: DQN's replay in a graph, whose drawn batches must be consistent with the environment's rule."""
+    """On the whole way: DQN's replay in a graph, whose drawn batches must be consistent with the
+    environment's rule.
+    """
     env = jf.vectorize(hindsight.bits(5), num_envs=8)
     batches = []
     agent = hindsight.dqn(share=1.0, warmup_steps=128).build(env.spec, 8)
     gradients = agent.parts["critic"].gradients
 
     def seen(own, peers, batch, key, hyper):
-        jax.debug.callback(lambda *leaves: batches.append(leaves), batch.obs, batch.reward, batch.bootstrap)
+        jax.debug.callback(
+            lambda *leaves: batches.append(leaves), batch.obs, batch.reward, batch.bootstrap
+        )
         return gradients(own, peers, batch, key, hyper)
 
     part = agent.parts["critic"]._replace(gradients=seen)
@@ -115,19 +127,29 @@ def test_hindsight_solves_what_replay_alone_does_not():
     returns = {}
     for share in (0.8, 0.0):
         env = jf.vectorize(hindsight.bits(8), num_envs=8)
-        result = jf.learn(env, hindsight.dqn(share=share, warmup_steps=500), total_steps=6000, eval_every=6000, seed=1)
+        result = jf.learn(
+            env,
+            hindsight.dqn(share=share, warmup_steps=500),
+            total_steps=6000,
+            eval_every=6000,
+            seed=1,
+        )
         returns[share] = result.summary["eval_success_rate"]
     assert returns[0.8] > 0.9 and returns[0.0] < 0.5, returns
 
 
-@pytest.mark.parametrize(("algo", "words"), [(hindsight.dqn(), "has no goals: set EnvSpec.goal_reward")])
+@pytest.mark.parametrize(
+    ("algo", "words"), [(hindsight.dqn(), "has no goals: set EnvSpec.goal_reward")]
+)
 def test_an_environment_without_goals_is_refused(algo: jf.Algorithm, words: str):
     with pytest.raises(ValueError, match=words):
         jf.make_train_step(jf.make_env("cartpole", num_envs=4), algo)
 
 
 def shaped(transform: Transform, algorithm: jf.Algorithm) -> jf.Algorithm:
-    return algorithm._replace(build=lambda spec, n: algorithm.build(spec, n)._replace(transform=transform))
+    return algorithm._replace(
+        build=lambda spec, n: algorithm.build(spec, n)._replace(transform=transform)
+    )
 
 
 @pytest.mark.parametrize("make", [jf.ppo, jf.dqn])
@@ -163,20 +185,35 @@ def test_a_transform_has_a_state_sees_parameters_and_changes_what_is_stored():
 
 def test_a_transform_reads_only_parts_that_there_are():
     wrong = Transform(lambda: (), lambda *given: given, reads=("curiosity",))
-    with pytest.raises(ValueError, match="transform reads curiosity: write one of the parts critic, actor"):
+    with pytest.raises(
+        ValueError, match="transform reads curiosity: write one of the parts critic, actor"
+    ):
         jf.make_train_step(jf.make_env("cartpole", num_envs=4), shaped(wrong, jf.ppo()))
 
 
 def test_a_run_with_bonus_and_hindsight_resumes_to_the_bit(tmp_path):
     """Also with several seeds, so that states of transforms have a seed axis."""
     for name, world, algorithm in (
-        ("bonus", curiosity.deep_sea(4), curiosity.ppo(rollout_length=8, num_minibatches=2, num_epochs=1)),
+        (
+            "bonus",
+            curiosity.deep_sea(4),
+            curiosity.ppo(rollout_length=8, num_minibatches=2, num_epochs=1),
+        ),
         ("goals", hindsight.bits(4), hindsight.dqn(buffer_size=256, warmup_steps=128)),
     ):
         env, common = jf.vectorize(world, num_envs=4), dict(num_seeds=2, eval_every=0)
-        whole = jf.learn(env, algorithm, total_steps=256, run_dir=tmp_path / f"{name}_whole", **common)
+        whole = jf.learn(
+            env, algorithm, total_steps=256, run_dir=tmp_path / f"{name}_whole", **common
+        )
         jf.learn(env, algorithm, total_steps=128, run_dir=tmp_path / name, **common)
         # The chunks of a resumed run have the size of its start.
-        rest = jf.learn(env, algorithm, total_steps=256, run_dir=tmp_path / name, resume=tmp_path / name, **common)
+        rest = jf.learn(
+            env,
+            algorithm,
+            total_steps=256,
+            run_dir=tmp_path / name,
+            resume=tmp_path / name,
+            **common,
+        )
         leaves = [jax.tree.leaves(jax.device_get(r.state.channels)) for r in (whole, rest)]
         assert all(np.array_equal(a, b) for a, b in zip(*leaves, strict=True)), name

@@ -1,4 +1,6 @@
-"""Episodes as GIF and MP4: the pictures show the episode that evaluation counts, with every renderer."""
+"""Episodes as GIF and MP4: the pictures show the episode that evaluation counts, with every
+renderer.
+"""
 
 import json
 import re
@@ -68,13 +70,17 @@ def blind():
 '''
 
 
-def shots_of(policy: Policy, name: str, seed: int = 0, max_steps: int = 40, every: int = 1, **options) -> list[Shot]:
+def shots_of(
+    policy: Policy, name: str, seed: int = 0, max_steps: int = 40, every: int = 1, **options
+) -> list[Shot]:
     with subject_of(name, options) as subject:
         return list(subject.shoot(policy, seed=seed, max_steps=max_steps, every=every, width=480))
 
 
 def frames_of(gif: Path) -> tuple[list[np.ndarray], list[int]]:
-    """Return the pictures of a GIF, and the duration of each in ms. Equal successive pictures count as one."""
+    """Return the pictures of a GIF, and the duration of each in ms. Equal successive pictures count
+    as one.
+    """
     frames, times = [], []
     with Image.open(gif) as image:
         for index in range(image.n_frames):
@@ -131,7 +137,8 @@ def test_pictures_are_enlarged_by_whole_pixels_and_made_smaller_by_means():
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "steps"), [(6, 2, [0, 2, 4, 6]), (5, 2, [0, 2, 4, 5]), (1, 9, [0, 1]), (2, 1, [0, 1, 2])]
+    ("last", "every", "steps"),
+    [(6, 2, [0, 2, 4, 6]), (5, 2, [0, 2, 4, 5]), (1, 9, [0, 1]), (2, 1, [0, 1, 2])],
 )
 def test_the_first_and_the_last_state_are_always_seen(last: int, every: int, steps: list[int]):
     assert picked(last, every) == steps
@@ -146,10 +153,15 @@ def state_of(id: str, **fields: float):
     return env, state._replace(state=state.state.replace(**fields))
 
 
-def color_at(picture: np.ndarray, x: float, y: float, center: tuple[float, float], height: float) -> str:
+def color_at(
+    picture: np.ndarray, x: float, y: float, center: tuple[float, float], height: float
+) -> str:
     """Return the color at a point in the environment's units, in HTML notation."""
     scale = picture.shape[0] / height
-    column, row = picture.shape[1] / 2 + (x - center[0]) * scale, picture.shape[0] / 2 - (y - center[1]) * scale
+    column, row = (
+        picture.shape[1] / 2 + (x - center[0]) * scale,
+        picture.shape[0] / 2 - (y - center[1]) * scale,
+    )
     return "#" + bytes(picture[round(row), round(column)]).hex()
 
 
@@ -160,11 +172,20 @@ def color_at(picture: np.ndarray, x: float, y: float, center: tuple[float, float
         ("CartPole-v1", {"x": -1.0, "theta": 0.0}, (0, 0.5), 3.4, (-1.0, 0.9), (1.0, 0.9)),
         ("Pendulum-v1", {"theta": 0.0, "last_u": 0.0}, (0, 0), 2.8, (0.0, 0.8), (0.0, -0.8)),
         ("Pendulum-v1", {"theta": 1.57, "last_u": 0.0}, (0, 0), 2.8, (-0.8, 0.0), (0.8, 0.0)),
-        ("Acrobot-v1", {"joint_angle1": 0.0, "joint_angle2": 1.57}, (0, 0), 4.6, (0.8, -1.0), (-0.8, -1.0)),
+        (
+            "Acrobot-v1",
+            {"joint_angle1": 0.0, "joint_angle2": 1.57},
+            (0, 0),
+            4.6,
+            (0.8, -1.0),
+            (-0.8, -1.0),
+        ),
         ("MountainCar-v0", {"position": -0.52}, (-0.3, 0.5), 1.2, (-0.52, 0.0), (-0.52, 0.3)),
     ],
 )
-def test_lines_stand_where_the_state_says(id: str, fields: dict, center, height: float, there, not_there):
+def test_lines_stand_where_the_state_says(
+    id: str, fields: dict, center, height: float, there, not_there
+):
     env, state = state_of(id, **{name: jnp.float32(value) for name, value in fields.items()})
     picture = env.draw(state)
     assert color_at(picture, *there, center, height) == drawings.BODY
@@ -173,7 +194,9 @@ def test_lines_stand_where_the_state_says(id: str, fields: dict, center, height:
 
 def test_a_grid_shows_its_channels_in_their_colors():
     where = {"pos": 7, "ball_x": 2, "ball_y": 6, "last_x": 1, "last_y": 7}
-    env, state = state_of("Breakout-MinAtar", **{name: jnp.int32(place) for name, place in where.items()})
+    env, state = state_of(
+        "Breakout-MinAtar", **{name: jnp.int32(place) for name, place in where.items()}
+    )
     picture, colors = env.draw(state), drawings.CHANNEL_COLORS
     assert picture.shape == (10, 10, 3)
     assert [tuple(picture[at]) for at in ((9, 7), (6, 2), (7, 1))] == list(colors[:3])
@@ -182,7 +205,9 @@ def test_a_grid_shows_its_channels_in_their_colors():
 
 def test_gymnax_environments_with_lines_or_a_grid_are_drawn_and_others_are_not():
     drawn = {id for id in from_gymnax.ids() if from_gymnax.make(id).draw is not None}
-    grids = {"Catch-bsuite", "DeepSea-bsuite", "Pong-misc"} | {id for id in from_gymnax.ids() if "MinAtar" in id}
+    grids = {"Catch-bsuite", "DeepSea-bsuite", "Pong-misc"} | {
+        id for id in from_gymnax.ids() if "MinAtar" in id
+    }
     assert drawn == {*drawings.LINES, *grids}
 
 
@@ -191,13 +216,22 @@ def test_the_pictures_are_those_of_the_episode_that_is_evaluated(tmp_path: Path)
     env = jf.make_env("cartpole", num_envs=1)
     counted = evaluate_episodes(policy, env, jax.random.key(7), episodes=1)
     shots = shots_of(policy, "cartpole", seed=7, every=3)
-    assert shots[-1].steps == int(counted.length[0]) and shots[-1].returned == float(counted.returns[0])
+    assert shots[-1].steps == int(counted.length[0]) and shots[-1].returned == float(
+        counted.returns[0]
+    )
     assert [shot.end for shot in shots] == [""] * (len(shots) - 1) + ["terminated"]
     assert shots[-1].picture.shape == (320, 480, 3)
-    with_pole = [np.flatnonzero((shot.picture == (240, 128, 63)).all(axis=2).any(axis=0)) for shot in shots]
+    with_pole = [
+        np.flatnonzero((shot.picture == (240, 128, 63)).all(axis=2).any(axis=0)) for shot in shots
+    ]
     leans = [columns[-1] - columns[0] for columns in with_pole]
     assert leans[-1] > 2 * leans[0], "the last picture shows the fall"
-    assert shots_of(policy, "cartpole", max_steps=4)[-1]._replace(picture=None) == (None, 4, 4.0, "cut")
+    assert shots_of(policy, "cartpole", max_steps=4)[-1]._replace(picture=None) == (
+        None,
+        4,
+        4.0,
+        "cut",
+    )
     assert shots_of(policy, "cartpole", episode_length=4)[-1].end == "truncated"
 
 
@@ -215,7 +249,10 @@ def test_a_world_of_ones_own_is_drawn_by_its_draw(own: Path):
     ("draw", "says"),
     [
         (lambda x: np.zeros((2, 2, 3)), r"draw gives float64\[2, 2, 3\]: write uint8"),
-        (lambda x: np.zeros((2, 2), np.uint8), r"draw gives uint8\[2, 2\]: write uint8\[height, width, 3\]"),
+        (
+            lambda x: np.zeros((2, 2), np.uint8),
+            r"draw gives uint8\[2, 2\]: write uint8\[height, width, 3\]",
+        ),
         (lambda x: [[1, 2, 3]], r"draw gives list\[1, 3\]"),
         (lambda x: 1 / 0, "draw failed: ZeroDivisionError"),
     ],
@@ -241,14 +278,20 @@ def test_one_of_gymnasium_shows_its_last_state_and_not_the_next_episode(own: Pat
     places = [int(shot.picture[-1, :, 0].argmax()) // 80 for shot in shots]
     assert (places, shots[-1].end) == ([0, 2, 3], "terminated")
     assert (shots[-1].returned, 3) == counted_on_host(policy, "custom", make="own_pictures.Walk")
-    with pytest.raises(ValueError, match="its render_mode is None, and only rgb_array gives pictures"):
+    with pytest.raises(
+        ValueError, match="its render_mode is None, and only rgb_array gives pictures"
+    ):
         shots_of(policy, "custom", make="own_pictures.blind")
 
 
-def test_one_that_needs_a_package_to_be_drawn_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_that_needs_a_package_to_be_drawn_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     policy = untrained_run(tmp_path, "env=gymnasium", "env.id=CartPole-v1")
     monkeypatch.setitem(sys.modules, "pygame", None)
-    with pytest.raises(ValueError, match=r"CartPole-v1 cannot be drawn: .* pip install 'jaxrl_fast\[video\]'$"):
+    with pytest.raises(
+        ValueError, match=r"CartPole-v1 cannot be drawn: .* pip install 'jaxrl_fast\[video\]'$"
+    ):
         shots_of(policy, "gymnasium", id="CartPole-v1")
 
 
@@ -296,7 +339,9 @@ def check_bodies(pictures: np.ndarray) -> None:
 def by_gl(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     folder = tmp_path_factory.mktemp("gl")
     tests = str(Path(__file__).parent)
-    drawn = commands.run(folder, "python", f"import sys; sys.path.insert(0, {tests!r})", *GL.splitlines())
+    drawn = commands.run(
+        folder, "python", f"import sys; sys.path.insert(0, {tests!r})", *GL.splitlines()
+    )
     if drawn.status:
         pytest.skip(f"no GL without a screen here: apt install libosmesa6: {drawn.err[-300:]}")
     return np.load(folder / "pictures.npy")
@@ -320,15 +365,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_draws_what_it_says(commands: Commands, runs: Path):
-    ended = commands.run(runs, "render", "cartpole", "episodes=2", "seed=7", "width=96", "fps=50", trains=True)
+    ended = commands.run(
+        runs, "render", "cartpole", "episodes=2", "seed=7", "width=96", "fps=50", trains=True
+    )
     assert (ended.status, ended.err) == (0, "")
     first, *episodes, last = ended.out.splitlines()
     assert first == "cartpole: CartPole-v1, ppo, newest policy"
-    counts = [re.fullmatch(r"seed (\d): (\d+) steps, return ([\d.]+), ended by the environment", e) for e in episodes]
+    counts = [
+        re.fullmatch(r"seed (\d): (\d+) steps, return ([\d.]+), ended by the environment", e)
+        for e in episodes
+    ]
     assert [found and found[1] for found in counts] == ["7", "8"]
     steps = [int(found[2]) for found in counts if found]
     pictures = sum(steps) + 2 + 2 * 50  # the first states, and a second at each end
-    assert last.startswith(f"cartpole/policy.gif: {pictures} pictures of 96 × 64, {pictures / 50:.1f} s, ")
+    assert last.startswith(
+        f"cartpole/policy.gif: {pictures} pictures of 96 × 64, {pictures / 50:.1f} s, "
+    )
     frames, times = frames_of(runs / "cartpole" / "policy.gif")
     assert sum(times) == 20 * pictures and frames[0].shape == (64, 96, 3)
     assert not list((runs / "cartpole").glob("*.unfinished"))
@@ -358,7 +410,9 @@ def test_brax_is_drawn_as_a_page_or_says_what_to_install(commands: Commands, run
     page = runs / "page.html"
     ended = commands.run(runs, "render", "pendulum", f"out={page}", "seed=3", trains=True)
     assert ended.status == 0, ended.err
-    (data,) = re.findall(r'<script type="application/json" id="episode">(.*?)</script>', page.read_text("utf-8"))
+    (data,) = re.findall(
+        r'<script type="application/json" id="episode">(.*?)</script>', page.read_text("utf-8")
+    )
     assert json.loads(data)["steps"] == 20
     nothing = {"PATH": "", "MUJOCO_GL": "off"}
     ended = commands.run(runs, "render", "pendulum", "seconds=1", trains=True, **nothing)

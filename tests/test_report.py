@@ -1,5 +1,5 @@
-"""``report.html`` and the figure show the contents of the run's files; a real browser without a network shows the
-page.
+"""``report.html`` and the figure show the contents of the run's files; a real browser without a
+network shows the page.
 """
 
 import base64
@@ -44,9 +44,15 @@ GRAPH = "<svg xmlns='http://www.w3.org/2000/svg' width='40' height='30'><rect wi
 
 def train(folder: Path, **options: Any) -> Path:
     algorithm = jf.ppo(rollout_length=8, num_minibatches=1, policy_hidden=(8,), value_hidden=(8,))
-    given = dict(total_steps=STEPS, eval_every=64, eval_episodes=3, num_seeds=SEEDS, tell=lambda line: None)
+    given = dict(
+        total_steps=STEPS, eval_every=64, eval_episodes=3, num_seeds=SEEDS, tell=lambda line: None
+    )
     jf.learn(line(discrete=True), algorithm, run_dir=folder, **{**given, **options})
-    config = {"env": {"name": "line"}, "algo": {"name": "ppo", "clip_range": 0.2}, "seed": options.get("seed", 0)}
+    config = {
+        "env": {"name": "line"},
+        "algo": {"name": "ppo", "clip_range": 0.2},
+        "seed": options.get("seed", 0),
+    }
     (folder / "config.yaml").write_text(json.dumps(config))
     return folder
 
@@ -57,7 +63,10 @@ def runs(tmp_path_factory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("runs")
     first, second = train(folder / "<b>first"), train(folder / "second", seed=7)
     lines = {"lines": ["text </script><script>document.title='broken'</script>"]}
-    known = {"reference": {"return": 4.0, "source": "a paper"}, "machine": {"processor": "abacus", "cores": 2}}
+    known = {
+        "reference": {"return": 4.0, "source": "a paper"},
+        "machine": {"processor": "abacus", "cores": 2},
+    }
     write_status(first, {**read_status(first), **lines, **known, "versions": {"jax": "1.2"}})
     (first / "policy.html").write_text("<!doctype html><p id='inside'>episode</p>")
     (first / "graph.svg").write_text(GRAPH)
@@ -65,7 +74,9 @@ def runs(tmp_path_factory) -> tuple[Path, Path]:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    (data,) = re.findall(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)
+    (data,) = re.findall(
+        r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL
+    )
     return json.loads(data, parse_constant=lambda name: pytest.fail(name))
 
 
@@ -79,7 +90,9 @@ def test_its_numbers_are_those_of_the_tables(runs):
     for step, mean, low, high in zip(
         *(run["scores"][name] for name in ("env_steps", "mean", "low", "high")), strict=True
     ):
-        seeds = [rows[(rows[:, 1] == step) & (rows[:, 0] == seed), 3].mean() for seed in range(SEEDS)]
+        seeds = [
+            rows[(rows[:, 1] == step) & (rows[:, 0] == seed), 3].mean() for seed in range(SEEDS)
+        ]
         assert mean == pytest.approx(np.mean(seeds), rel=1e-5)
         assert min(seeds) - 1e-4 <= low <= mean + 1e-4 and mean - 1e-4 <= high <= max(seeds) + 1e-4
     table = np.genfromtxt(first / "metrics.csv", delimiter=",", names=True)
@@ -138,7 +151,10 @@ def test_what_goes_wrong_with_it_costs_a_line_and_no_run(tmp_path: Path, monkeyp
 
 def test_a_long_table_is_averaged_and_ends_where_it_ends():
     rows = 12_345
-    table = {"env_steps": np.arange(rows) + 1.0, "loss": np.where(np.arange(rows) % 7 == 3, np.nan, 5.0)}
+    table = {
+        "env_steps": np.arange(rows) + 1.0,
+        "loss": np.where(np.arange(rows) % 7 == 3, np.nan, 5.0),
+    }
     short = thinned(table)
     assert len(short["loss"]) == 500 and short["env_steps"][-1] == rows
     np.testing.assert_allclose(short["loss"], 5.0)
@@ -159,7 +175,9 @@ def test_the_seconds_of_a_population_are_its_members(tmp_path: Path):
 
 
 def test_settings_say_where_they_come_from(tmp_path: Path):
-    (tmp_path / "config.yaml").write_text("algo: {name: ppo, hidden: [64, 64], clip: null}\nplacement: fused\n")
+    (tmp_path / "config.yaml").write_text(
+        "algo: {name: ppo, hidden: [64, 64], clip: null}\nplacement: fused\n"
+    )
     write_status(tmp_path, {"sources": {"algo": "command line"}, "chosen": "measured"})
     assert settings_table(read_run(tmp_path)) == [
         ["algo", "ppo", "command line"],
@@ -177,26 +195,46 @@ def test_settings_say_where_they_come_from(tmp_path: Path):
 OPEN_KEYS = {"run_dir", "eval.every", "checkpoint.every", "pool.workers", "pool.num_groups"}
 OPEN_KEYS |= {
     f"env.{n}"
-    for n in ("episode_length", "frame_stack", "frame_skip", "sticky", "life_loss", "noop_max", "clip_rewards")
+    for n in (
+        "episode_length",
+        "frame_stack",
+        "frame_skip",
+        "sticky",
+        "life_loss",
+        "noop_max",
+        "clip_rewards",
+    )
 }
 
 
 def test_what_is_not_set_says_what_it_means(runs):
     view = read_run(runs[0])
-    settings = {"env": {"name": "line"}, "algo": {"name": "sac", "target_critics": None}, "pool": {"workers": None}}
+    settings = {
+        "env": {"name": "line"},
+        "algo": {"name": "sac", "target_critics": None},
+        "pool": {"workers": None},
+    }
     rows = {key: value for key, value, _ in settings_table(view._replace(settings=settings))}
     assert rows["algo.target_critics"] == "null: all" and rows["pool.workers"] == "null: measured"
     own = {"algo": {"name": "custom", "make": "no_such_package.make", "width": None}}
     assert ["algo.width", "null", "default"] in settings_table(view._replace(settings=own))
     unset = {key for key, declared in run_keys().items() if declared.default is None}
     found = report_page.meanings_of_null("sac")
-    assert unset & set(found) == OPEN_KEYS, "of these, the text behind a semicolon is the value that null means"
-    assert found["env.episode_length"] == "null: the environment's" and found["run_dir"].endswith("<time>-...")
+    assert unset & set(found) == OPEN_KEYS, (
+        "of these, the text behind a semicolon is the value that null means"
+    )
+    assert found["env.episode_length"] == "null: the environment's" and found["run_dir"].endswith(
+        "<time>-..."
+    )
 
 
 def test_the_rates_of_a_page_begin_with_the_updates():
     steps = np.arange(1.0, 6.0)
-    table = {"env_steps": steps, "wall_s": steps, "sampling_hz": np.array([9e3, 9e3, 5e3, 20.0, 30.0])}
+    table = {
+        "env_steps": steps,
+        "wall_s": steps,
+        "sampling_hz": np.array([9e3, 9e3, 5e3, 20.0, 30.0]),
+    }
     table |= {"update_hz": np.array([0.0, 0.0, 4.0, 20.0, 30.0]), "update_frame_hz": np.zeros(5)}
     assert report_page.warmup_rows(table) == 3
     assert report_page.warmup_rows({name: column[3:] for name, column in table.items()}) == 0
@@ -210,14 +248,19 @@ def test_runs_are_called_what_tells_them_apart(runs):
     first, second = map(read_run, runs)
     assert short_names([first]) == [runs[0].name]
     assert short_names([first, second]) == [runs[0].name, "second"]
-    assert differing_settings([[first], [second]]) == [["seed", "0", "7"], ["folder", runs[0].name, "second"]]
+    assert differing_settings([[first], [second]]) == [
+        ["seed", "0", "7"],
+        ["folder", runs[0].name, "second"],
+    ]
     assert differing_settings([[first, second]]) == [["folder", f"{runs[0].name}, second"]]
 
 
 def test_runs_that_differ_in_their_seeds_are_one_line(runs):
     first, second = map(read_run, runs)
     assert labels_of([first, second]) == ["ppo", "ppo"]
-    other = second._replace(settings={**second.settings, "algo": {"name": "ppo", "clip_range": 0.3}})
+    other = second._replace(
+        settings={**second.settings, "algo": {"name": "ppo", "clip_range": 0.3}}
+    )
     assert labels_of([first, other]) == ["ppo (clip_range=0.2)", "ppo (clip_range=0.3)"]
     lines = lines_of([first, second])
     assert lines["ppo"]["line"].returns.shape == (4, 2 * SEEDS)
@@ -225,10 +268,15 @@ def test_runs_that_differ_in_their_seeds_are_one_line(runs):
     expected = lines["ppo"]["line"].returns
     low = expected.mean(axis=1).min()
     np.testing.assert_allclose(scores[:, 0], (expected[-1] - low) / (4.0 - low), rtol=1e-6)
-    assert scale_of(lines) == "score: 0 is the lowest return in the figure, 1 is the published reference"
+    assert (
+        scale_of(lines)
+        == "score: 0 is the lowest return in the figure, 1 is the published reference"
+    )
     status = {**first.status, "reference": {"return": 4.0, "random": -9.0}}
     lines = lines_of([first._replace(status=status), second])
-    np.testing.assert_allclose(final_scores(lines, ["line"])["ppo"][:, 0], (expected[-1] + 9.0) / 13.0, rtol=1e-6)
+    np.testing.assert_allclose(
+        final_scores(lines, ["line"])["ppo"][:, 0], (expected[-1] + 9.0) / 13.0, rtol=1e-6
+    )
     assert scale_of(lines) == "score: 0 is random actions (published), 1 is the published reference"
 
 
@@ -238,12 +286,16 @@ def test_joined_runs_have_the_seeds_of_all_and_the_mean_of_their_metrics(runs):
     assert both.status["num_seeds"] == 2 * SEEDS and both.state == "done"
     means = [view.metrics["episode_return"] for view in (first, second)]
     np.testing.assert_allclose(both.metrics["episode_return"], np.mean(means, axis=0))
-    late = second._replace(metrics={name: values[1:] for name, values in second.metrics.items()}, state="training")
+    late = second._replace(
+        metrics={name: values[1:] for name, values in second.metrics.items()}, state="training"
+    )
     both = joined([first, late])
     np.testing.assert_array_equal(both.metrics["env_steps"], late.metrics["env_steps"])
     assert both.state == "training"
     page = data_of(page_of([first, second]))
-    assert [run["name"] for run in page["runs"]] == ["ppo"] and len(page["runs"][0]["scores"]["seeds"]) == 2 * SEEDS
+    assert [run["name"] for run in page["runs"]] == ["ppo"] and len(
+        page["runs"][0]["scores"]["seeds"]
+    ) == 2 * SEEDS
     waiting = second._replace(metrics={}, evals={}, state="dead")
     both = joined([first, waiting])
     assert both.state == "dead" and both.evals["seed"].max() == SEEDS - 1
@@ -265,14 +317,25 @@ def test_only_runs_that_differ_in_their_seeds_are_one_curve_of_a_page(runs):
         "ppo (placement=fused)",
         "ppo (placement=actor_critic)",
     ]
-    assert curves(with_settings(env={"name": "line", "size": 5}), with_settings(env={"name": "line", "size": 50})) == [
+    assert curves(
+        with_settings(env={"name": "line", "size": 5}),
+        with_settings(env={"name": "line", "size": 50}),
+    ) == [
         "ppo (env.size=5)",
         "ppo (env.size=50)",
     ]
-    assert curves(with_settings(name="x", num_envs=1), with_settings(name="x", num_envs=8)) == ["ppo (x)", "ppo (x)"]
-    bare = [second._replace(settings={}, path=Path(name), status={"env": name, "algo": "ppo"}) for name in "ab"]
+    assert curves(with_settings(name="x", num_envs=1), with_settings(name="x", num_envs=8)) == [
+        "ppo (x)",
+        "ppo (x)",
+    ]
+    bare = [
+        second._replace(settings={}, path=Path(name), status={"env": name, "algo": "ppo"})
+        for name in "ab"
+    ]
     assert curves(*bare) == ["ppo, a", "ppo, b"]
-    assert len(groups_of([first, placed])) == 1, "a figure for a paper has one line for all placements"
+    assert len(groups_of([first, placed])) == 1, (
+        "a figure for a paper has one line for all placements"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
@@ -292,7 +355,10 @@ def test_the_figure_is_a_file_of_its_kind(runs, tmp_path: Path, suffix: str, cap
     ("words", "expected"),
     [
         ([], "write the path of a run's folder, such as runs/latest"),
-        (["nothing/here"], "nothing/here contains no run: write the path of a run's folder, such as runs/latest"),
+        (
+            ["nothing/here"],
+            "nothing/here contains no run: write the path of a run's folder, such as runs/latest",
+        ),
         (["{first}", "{first}/."], "two of these folders are the same run: write each once"),
         (["{first}", "to=x.pdf"], "unknown key 'to': the keys of report are out"),
         (["{first}", "out=x.doc"], "out=x.doc: write a file that ends in .html, .pdf, .svg, .png"),
@@ -315,7 +381,9 @@ def test_without_rliable_a_line_says_what_to_install(runs, tmp_path: Path):
     words = [str(runs[0]), f"out={tmp_path / 'x.pdf'}"]
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("jaxrl_fast: error: a figure needs rliable: pip install 'jaxrl_fast[paper]'")
+    assert done.stderr.startswith(
+        "jaxrl_fast: error: a figure needs rliable: pip install 'jaxrl_fast[paper]'"
+    )
 
 
 # In a browser without a network.
@@ -330,7 +398,9 @@ def page() -> Iterator[Page]:
     bad = [e for e in page.events if e["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]
     outside = [e for e in page.events if e["method"] == "Network.requestWillBeSent"]
     assert not bad
-    assert all(e["params"]["request"]["url"].split(":")[0] in ("file", "data", "about") for e in outside)
+    assert all(
+        e["params"]["request"]["url"].split(":")[0] in ("file", "data", "about") for e in outside
+    )
 
 
 def colors_in(page: Page, selector: str) -> set[tuple[int, ...]]:
@@ -354,7 +424,10 @@ def test_the_page_shows_the_run(page: Page, runs, width: int, dark: bool):
     assert page.run("document.title") == "line, ppo"
     figures = page.run("document.getElementById('figures').innerText")
     (run,) = data_of((runs[0] / "report.html").read_text())["runs"]
-    assert all(figure["value"] in figures for figure in run["figures"]) and "greedy return" in figures.lower()
+    assert (
+        all(figure["value"] in figures for figure in run["figures"])
+        and "greedy return" in figures.lower()
+    )
     curve = (86, 180, 233) if dark else (0, 114, 178)
     assert curve in colors_in(page, "#learning canvas")
     assert curve in colors_in(page, "#rates canvas")
@@ -365,7 +438,9 @@ def test_the_page_shows_the_run(page: Page, runs, width: int, dark: bool):
 
 def test_a_language_that_no_format_takes_stops_no_page(page: Page, runs):
     write_report(runs[0])
-    script = "Object.defineProperty(navigator, 'language', {value: 'en-US@posix', configurable: true})"
+    script = (
+        "Object.defineProperty(navigator, 'language', {value: 'en-US@posix', configurable: true})"
+    )
     added = page.ask("Page.addScriptToEvaluateOnNewDocument", source=script)
     page.open(runs[0] / "report.html", width=1440, height=900)
     page.ask("Page.removeScriptToEvaluateOnNewDocument", **added)
@@ -378,7 +453,9 @@ def test_axis_zoom_and_choice_of_metrics(page: Page, runs):
     page.open(runs[0] / "report.html", width=1440, height=900)
     charts = "document.querySelectorAll('#losses canvas').length"
     before = page.run(charts)
-    page.run("[...document.querySelectorAll('#choose input[type=checkbox]')].find(box => !box.checked).click()")
+    page.run(
+        "[...document.querySelectorAll('#choose input[type=checkbox]')].find(box => !box.checked).click()"
+    )
     assert page.run(charts) == before + 1
     axis = "document.querySelector('#learning canvas').toDataURL()"
     by_steps = page.run(axis)
@@ -386,8 +463,18 @@ def test_axis_zoom_and_choice_of_metrics(page: Page, runs):
     assert page.run(axis) != by_steps
     page.run("document.querySelector('[data-axis=env_steps]').click()")
     for kind, x in (("mousePressed", 500), ("mouseMoved", 800), ("mouseReleased", 800)):
-        top = page.run("document.querySelector('#learning canvas').getBoundingClientRect().top + 100")
-        page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=top, button="left", buttons=1, clickCount=1)
+        top = page.run(
+            "document.querySelector('#learning canvas').getBoundingClientRect().top + 100"
+        )
+        page.ask(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x,
+            y=top,
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
     assert page.run(axis) != by_steps
 
 
@@ -402,7 +489,9 @@ def test_the_episode_plays_inside_the_page(page: Page, runs):
 def test_the_comparison_shows_both(page: Page, runs, tmp_path: Path):
     file = tmp_path / "comparison.html"
     first, second = map(read_run, runs)
-    second = second._replace(settings={**second.settings, "algo": {"name": "ppo", "clip_range": 0.3}})
+    second = second._replace(
+        settings={**second.settings, "algo": {"name": "ppo", "clip_range": 0.3}}
+    )
     file.write_text(page_of([first, second]), "utf-8")
     page.open(file, width=1440, height=900)
     assert {(0, 114, 178), (213, 94, 0)} <= colors_in(page, "#learning canvas")
@@ -414,8 +503,12 @@ def test_the_comparison_shows_both(page: Page, runs, tmp_path: Path):
     assert page.run("document.getElementById('settings').hidden")
 
 
-def open_with_columns(page: Page, run: Path, folder: Path, names: str, values: Callable[[int], str]) -> None:
-    """Open the report of a run whose evaluations have more columns, with the values of each row's number."""
+def open_with_columns(
+    page: Page, run: Path, folder: Path, names: str, values: Callable[[int], str]
+) -> None:
+    """Open the report of a run whose evaluations have more columns, with the values of each row's
+    number.
+    """
     header, *rows = (run / "evals.csv").read_text().splitlines()
     lines = [f"{header},{names}", *(f"{row},{values(number)}" for number, row in enumerate(rows))]
     (folder / "evals.csv").write_text("\n".join(lines) + "\n")
@@ -427,19 +520,29 @@ def open_with_columns(page: Page, run: Path, folder: Path, names: str, values: C
 def test_success_has_a_figure_and_a_chart(page: Page, runs, tmp_path: Path):
     open_with_columns(page, runs[1], tmp_path, "success", lambda number: f"{number % 2}")
     assert "success\n" in page.run("document.getElementById('figures').innerText")
-    assert page.run("document.querySelector('#learning h3').innerText") == "success, % of the episodes"
+    assert (
+        page.run("document.querySelector('#learning h3').innerText") == "success, % of the episodes"
+    )
     assert page.run("document.querySelectorAll('#learning canvas').length") == 2
     page.open(runs[0] / "report.html", width=1440, height=900)
     assert page.run("document.querySelectorAll('#learning canvas').length") == 1
 
 
-def test_metrics_of_episodes_are_charts_where_they_change_and_one_line_elsewhere(page: Page, runs, tmp_path: Path):
-    open_with_columns(page, runs[1], tmp_path, "env/wood,env/iron,env/coal", lambda number: f"{number},0.0,2.0")
+def test_metrics_of_episodes_are_charts_where_they_change_and_one_line_elsewhere(
+    page: Page, runs, tmp_path: Path
+):
+    open_with_columns(
+        page, runs[1], tmp_path, "env/wood,env/iron,env/coal", lambda number: f"{number},0.0,2.0"
+    )
     for axis in ("env_steps", "wall_s", "env_steps"):
         page.run(f"document.querySelector('[data-axis={axis}]').click()")
-        titles = page.run("[...document.querySelectorAll('#learning .grid h3')].map(title => title.innerText)")
+        titles = page.run(
+            "[...document.querySelectorAll('#learning .grid h3')].map(title => title.innerText)"
+        )
         assert titles == ["env/wood of the greedy episodes"]
-        lines = page.run("[...document.querySelectorAll('#learning .quiet')].map(line => line.innerText)")
+        lines = page.run(
+            "[...document.querySelectorAll('#learning .quiet')].map(line => line.innerText)"
+        )
         assert lines == ["Without a change: env/iron 0, env/coal 2."]
 
 

@@ -28,7 +28,13 @@ def tiny_ppo(**options: Any) -> jf.Algorithm:
     return jf.ppo(**{"rollout_length": 8, "policy_hidden": (8,), "value_hidden": (8,), **options})
 
 
-REPLAY: dict[str, Any] = {"updates_per_tick": 2, "batch_size": 8, "buffer_size": 160, "warmup_steps": 24, "n_step": 2}
+REPLAY: dict[str, Any] = {
+    "updates_per_tick": 2,
+    "batch_size": 8,
+    "buffer_size": 160,
+    "warmup_steps": 24,
+    "n_step": 2,
+}
 
 
 def tiny_sac(**options: Any) -> jf.Algorithm:
@@ -42,12 +48,18 @@ def quiet(line: str) -> None:
 def stop_after(chunks: int) -> dict[str, Any]:
     """Return arguments of `learn` that end a run after this many chunks."""
     seen: list[str] = []
-    return {"should_stop": lambda: seen.count("train") >= chunks, "on_metrics": lambda row: seen.append(row["kind"])}
+    return {
+        "should_stop": lambda: seen.count("train") >= chunks,
+        "on_metrics": lambda row: seen.append(row["kind"]),
+    }
 
 
 def assert_same_state(a: jf.Result, b: jf.Result) -> None:
     for x, y in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True):
-        x, y = (jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z for z in (x, y))
+        x, y = (
+            jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z
+            for z in (x, y)
+        )
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
@@ -58,7 +70,9 @@ def table(folder: Path, name: str) -> list[list[str]]:
     return [[cell for i, cell in enumerate(row) if i not in timed] for row in rows]
 
 
-def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: tuple[int, ...], **options: Any) -> Any:
+def interrupted(
+    folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: tuple[int, ...], **options: Any
+) -> Any:
     """Stop a run after each number of chunks, resume it each time, and let it finish."""
     for number, chunk in enumerate(chunks):
         options["resume"] = folder if number else None
@@ -67,8 +81,18 @@ def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: t
 
 
 ENVS = {
-    "gymnax, recurrent ppo": (lambda: jf.make_env("cartpole", num_envs=4), lambda: tiny_ppo(recurrent_size=4), 640, {}),
-    "gymnax, sac, two seeds": (lambda: jf.make_env("pendulum", num_envs=4), tiny_sac, 240, {"num_seeds": 2}),
+    "gymnax, recurrent ppo": (
+        lambda: jf.make_env("cartpole", num_envs=4),
+        lambda: tiny_ppo(recurrent_size=4),
+        640,
+        {},
+    ),
+    "gymnax, sac, two seeds": (
+        lambda: jf.make_env("pendulum", num_envs=4),
+        tiny_sac,
+        240,
+        {"num_seeds": 2},
+    ),
     "line, ppo, rewards normalized, a chain of programs": (
         lambda: line(discrete=True),
         lambda: tiny_ppo(normalize_rewards=True),
@@ -83,7 +107,9 @@ ENVS = {
     ),
     "line, rainbow, two learners, overlap": (
         lambda: line(discrete=True),
-        lambda: jf.dqn(**REPLAY, q_hidden=(8,), priority_exponent=0.6, value_head="quantiles", num_atoms=5),
+        lambda: jf.dqn(
+            **REPLAY, q_hidden=(8,), priority_exponent=0.6, value_head="quantiles", num_atoms=5
+        ),
         240,
         {"learners": 2, "overlap": "sampling"},
     ),
@@ -115,7 +141,9 @@ ENVS = {
     ),
     "line, reppo, two seeds": (
         lambda: line(discrete=False),
-        lambda: jf.reppo(rollout_length=4, num_minibatches=2, policy_hidden=(8,), critic_hidden=(8,), num_atoms=5),
+        lambda: jf.reppo(
+            rollout_length=4, num_minibatches=2, policy_hidden=(8,), critic_hidden=(8,), num_atoms=5
+        ),
         640,
         {"num_seeds": 2},
     ),
@@ -147,7 +175,9 @@ def test_resuming_equals_running_through_bit_for_bit(tmp_path, name):
     env, algorithm = make_env(), make_algorithm()
     options = {"total_steps": total_steps, "eval_episodes": 2, **options}
     want = jf.learn(env, algorithm, run_dir=tmp_path / "through", tell=quiet, **options)
-    breaks = (3, 14) if name == "gymnax, sac, two seeds" else (5,)  # each start traces again, which takes seconds
+    breaks = (
+        (3, 14) if name == "gymnax, sac, two seeds" else (5,)
+    )  # each start traces again, which takes seconds
     got = interrupted(tmp_path / "broken", env, algorithm, breaks, **options)
     assert_same_state(got, want)
     for file in ("metrics.csv", "evals.csv"):
@@ -164,7 +194,9 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
     monkeypatch.setattr("jaxrl_fast.training.evaluations.POLL_S", 0.0)
 
     def should_stop() -> bool:
-        """Called before every chunk, and then while the first evaluation compiles, which takes long enough."""
+        """Called before every chunk, and then while the first evaluation compiles, which takes long
+        enough.
+        """
         told.append(seen.count("train") >= 2)
         return told[-1]
 
@@ -179,7 +211,9 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
     )
     assert seen == ["train", "train"] and True in told
     assert stopped.summary["eval_return_mean"] is None
-    got = jf.learn(env, tiny_ppo(), run_dir=tmp_path / "broken", resume=tmp_path / "broken", **options)
+    got = jf.learn(
+        env, tiny_ppo(), run_dir=tmp_path / "broken", resume=tmp_path / "broken", **options
+    )
     assert_same_state(got, want)
     assert table(tmp_path / "broken", "evals.csv") == table(tmp_path / "through", "evals.csv")
 
@@ -187,10 +221,16 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
 @pytest.fixture(scope="module")
 def one_more_chunk(tmp_path_factory) -> Callable[..., jf.Result]:
     """Resume a stopped run for one chunk, as its arguments require."""
-    env, algorithm, folder = line(discrete=False), tiny_sac(), tmp_path_factory.mktemp("stopped") / "run"
+    env, algorithm, folder = (
+        line(discrete=False),
+        tiny_sac(),
+        tmp_path_factory.mktemp("stopped") / "run",
+    )
     options = {"total_steps": 240, "eval_episodes": 2, "eval_beside": False, "tell": quiet}
     jf.learn(env, algorithm, run_dir=folder, **stop_after(20), **options)
-    return lambda **told: jf.learn(env, algorithm, resume=folder, **stop_after(1), **options, **told)
+    return lambda **told: jf.learn(
+        env, algorithm, resume=folder, **stop_after(1), **options, **told
+    )
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +239,14 @@ def fused_chunk(one_more_chunk) -> jf.Result:
 
 
 @pytest.mark.parametrize(("placement", "devices"), [("data_parallel", 2), ("sharded_sampling", 4)])
-def test_under_another_placement_it_goes_on_with_equal_numbers(one_more_chunk, fused_chunk, placement, devices):
+def test_under_another_placement_it_goes_on_with_equal_numbers(
+    one_more_chunk, fused_chunk, placement, devices
+):
     got = one_more_chunk(placement=placement, devices=devices)
     assert len(got.summary["devices"]) == devices
-    for a, b in zip(jax.tree.leaves(got.state.private), jax.tree.leaves(fused_chunk.state.private), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(got.state.private), jax.tree.leaves(fused_chunk.state.private), strict=True
+    ):
         if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), atol=1e-6)
 
@@ -233,15 +277,24 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": tiny_ppo(rollout_length=16)}, "algo.rollout_length was 8 in .* and is 16: .* only hyper"),
-        ({"algorithm": tiny_ppo(policy_hidden=(9,))}, r"algo.policy_hidden was \[8\] in .* and is \[9\]"),
+        (
+            {"algorithm": tiny_ppo(rollout_length=16)},
+            "algo.rollout_length was 8 in .* and is 16: .* only hyper",
+        ),
+        (
+            {"algorithm": tiny_ppo(policy_hidden=(9,))},
+            r"algo.policy_hidden was \[8\] in .* and is \[9\]",
+        ),
         ({"env": line(discrete=True, num_envs=8)}, "num_envs was 4 in .* and is 8"),
         ({"algorithm": tiny_sac(), "env": line(discrete=False)}, "algo was ppo in .* and is sac"),
         ({"env": jf.make_env("cartpole", num_envs=4)}, "env was line in .* and is CartPole-v1"),
         ({"seed": 1}, "seed was 0 in .* and is 1"),
         ({"num_seeds": 2}, "num_seeds was 1 in .* and is 2"),
         ({"overlap": "all"}, "overlap was none in .* and is all"),
-        ({"shards": 16}, "shards was 8 in .* and is 16: a resumed run needs the settings it was started with"),
+        (
+            {"shards": 16},
+            "shards was 8 in .* and is 16: a resumed run needs the settings it was started with",
+        ),
         ({"total_steps": 32}, "the run is complete"),
         (
             {"algorithm": tiny_ppo(max_kl=0.02)},
@@ -254,7 +307,13 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
     ],
 )
 def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes, message):
-    told = {"env": line(discrete=True), "algorithm": tiny_ppo(), "total_steps": 640, "eval_episodes": 2, **changes}
+    told = {
+        "env": line(discrete=True),
+        "algorithm": tiny_ppo(),
+        "total_steps": 640,
+        "eval_episodes": 2,
+        **changes,
+    }
     with pytest.raises(ValueError, match=message):
         jf.learn(**told, resume=finished, tell=quiet)
 
@@ -267,15 +326,25 @@ def test_the_rates_that_a_resumed_run_cannot_switch_on_are_those_that_add_a_stat
     of_several = {"two_credit": ("ippo", "mappo", "pqn_vdn"), "action_continuous": CONTINUOUS}
     probe = next((probe for probe, names in of_several.items() if algo in names), "observation")
     env = jf.make_env("probe", id=probe, num_envs=4)
-    adamw = {"optimizer": "adamw"} if "optimizer" in inspect.signature(ALGORITHMS[algo]).parameters else {}
+    adamw = (
+        {"optimizer": "adamw"}
+        if "optimizer" in inspect.signature(ALGORITHMS[algo]).parameters
+        else {}
+    )
 
     def state_of(**options: float) -> Any:
         algorithm = ALGORITHMS[algo](**options, **adamw)
         graph, _ = build_graph(env, algorithm, GraphOptions(total_steps=1_000))
-        return jax.eval_shape(lambda key: init(graph, key, algorithm.hyper), jax.random.key(0)).private
+        return jax.eval_shape(
+            lambda key: init(graph, key, algorithm.hyper), jax.random.key(0)
+        ).private
 
     taken, plain = inspect.signature(ALGORITHMS[algo]).parameters, state_of()
-    off = [name for name in ALGORITHMS[algo]().hyper._fields if name in taken and taken[name].default == 0.0]
+    off = [
+        name
+        for name in ALGORITHMS[algo]().hyper._fields
+        if name in taken and taken[name].default == 0.0
+    ]
     assert {f"algo.{name}" for name in off if state_of(**{name: 0.02}) != plain} == {
         key for key in SWITCHES if key.removeprefix("algo.") in off
     }
@@ -286,19 +355,34 @@ def finished(tmp_path_factory) -> Path:
     """Return a run stopped after a tenth."""
     folder = tmp_path_factory.mktemp("finished")
     env = line(discrete=True)
-    jf.learn(env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=folder, tell=quiet, **stop_after(2))
+    jf.learn(
+        env,
+        tiny_ppo(),
+        total_steps=640,
+        eval_episodes=2,
+        run_dir=folder,
+        tell=quiet,
+        **stop_after(2),
+    )
     return folder
 
 
 def test_without_its_replay_a_run_fills_a_new_buffer_before_it_learns(tmp_path):
     env, algorithm = line(discrete=False), tiny_sac()
-    options = {"total_steps": 240, "eval_episodes": 2, "run_dir": tmp_path, "checkpoints": jf.Checkpoints(replay=False)}
+    options = {
+        "total_steps": 240,
+        "eval_episodes": 2,
+        "run_dir": tmp_path,
+        "checkpoints": jf.Checkpoints(replay=False),
+    }
     told: list[str] = []
     stopped = jf.learn(env, algorithm, tell=told.append, **stop_after(30), **options)
     assert "without replay" in told[0] and "fills a new buffer before it updates again" in told[0]
     told.clear()
     resumed = jf.learn(env, algorithm, resume=tmp_path, tell=told.append, **options)
-    assert any("the replay buffer was not saved: the next 20 steps fill a new one" in line for line in told)
+    assert any(
+        "the replay buffer was not saved: the next 20 steps fill a new one" in line for line in told
+    )
     losses = [row["learn/critic/critic_loss"] for row in resumed.history if row["kind"] == "train"]
     ticks = 24 // 4 - 1  # of the warm-up, which ends with the tick that fills the buffer
     assert [loss is None for loss in losses] == [True] * ticks + [False] * (len(losses) - ticks)
@@ -309,10 +393,16 @@ def test_without_its_replay_a_run_fills_a_new_buffer_before_it_learns(tmp_path):
 def test_an_earlier_checkpoint_starts_a_branch_and_the_run_stays_as_it_is(tmp_path):
     env, algorithm = line(discrete=True), tiny_ppo()
     options = {"total_steps": 640, "eval_episodes": 2, "tell": quiet}
-    through = jf.learn(env, algorithm, run_dir=tmp_path / "run", checkpoints=jf.Checkpoints(keep=99), **options)
+    through = jf.learn(
+        env, algorithm, run_dir=tmp_path / "run", checkpoints=jf.Checkpoints(keep=99), **options
+    )
     before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     branch = jf.learn(
-        env, algorithm, run_dir=tmp_path / "branch", resume=tmp_path / "run" / "checkpoints" / "192", **options
+        env,
+        algorithm,
+        run_dir=tmp_path / "branch",
+        resume=tmp_path / "run" / "checkpoints" / "192",
+        **options,
     )
     assert_same_state(branch, through)
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
@@ -321,24 +411,34 @@ def test_an_earlier_checkpoint_starts_a_branch_and_the_run_stays_as_it_is(tmp_pa
 
 def test_checkpoints_lie_at_the_steps_asked_for_and_remember_their_return(tmp_path):
     env = line(discrete=True)
-    options = {"eval_every": 160, "eval_episodes": 2, "checkpoints": jf.Checkpoints(every=96, keep=99)}
+    options = {
+        "eval_every": 160,
+        "eval_episodes": 2,
+        "checkpoints": jf.Checkpoints(every=96, keep=99),
+    }
     result = jf.learn(env, tiny_ppo(), total_steps=640, run_dir=tmp_path, tell=quiet, **options)
     steps = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
     assert steps == [*range(96, 640, 96), 640]
-    evaluated = {row["env_steps"]: row["eval_return_mean"] for row in result.history if row["kind"] == "eval"}
+    evaluated = {
+        row["env_steps"]: row["eval_return_mean"] for row in result.history if row["kind"] == "eval"
+    }
     for step in steps:
         score = read_description(tmp_path / "checkpoints" / str(step)).score
         assert score == (pytest.approx(evaluated[step]) if step in evaluated else None)
 
 
 def test_a_folder_with_checkpoints_is_not_overwritten_by_a_new_run(finished):
-    with pytest.raises(ValueError, match="contains checkpoints of a run: resume it, or write another run_dir"):
+    with pytest.raises(
+        ValueError, match="contains checkpoints of a run: resume it, or write another run_dir"
+    ):
         jf.learn(line(discrete=True), tiny_ppo(), total_steps=640, run_dir=finished, tell=quiet)
 
 
 def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
     """Environments also carry typed keys, zero-sized leaves and several dtypes."""
-    spec = jf.EnvSpec("keys", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=7)
+    spec = jf.EnvSpec(
+        "keys", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=7
+    )
 
     def reset(key, params):
         return {"key": key, "count": jnp.uint8(0), "none": jnp.zeros((0,))}, jnp.zeros(1)
@@ -360,7 +460,13 @@ def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
 def test_a_run_from_before_an_option_resumes_without_it(tmp_path: Path, commands: Commands):
     words = ["env=pendulum", "algo=ppo", "tuned=false", "num_envs=4", "algo.rollout_length=8"]
     words += ["algo.free_deviation=false"]
-    words += ["algo.policy_hidden=[8]", "algo.value_hidden=[8]", "eval.every=0", "log=none", f"run_dir={tmp_path}/old"]
+    words += [
+        "algo.policy_hidden=[8]",
+        "algo.value_hidden=[8]",
+        "eval.every=0",
+        "log=none",
+        f"run_dir={tmp_path}/old",
+    ]
     assert commands.run(tmp_path, "train", *words, "total_steps=64", trains=True).status == 0
     for file in (tmp_path / "old" / "checkpoints").glob("*/description.json"):
         stored = json.loads(file.read_text())
@@ -379,6 +485,10 @@ def test_a_run_from_before_an_option_resumes_without_it(tmp_path: Path, commands
         file.write_text(json.dumps({**stored, "digest": digest}))
     resumed = [f"resume={tmp_path}/old", "total_steps=128", f"run_dir={tmp_path}/new"]
     done = commands.run(tmp_path, "train", *resumed, "algo.value_clip_range=0.5", trains=True)
-    assert done.status == 0 and "changed: total_steps: 64 -> 128" in done.out and "max_kl" not in done.out
+    assert (
+        done.status == 0
+        and "changed: total_steps: 64 -> 128" in done.out
+        and "max_kl" not in done.out
+    )
     assert "changed: algo.value_clip_range: None -> 0.5" in done.out
     assert "free_deviation: false" in (tmp_path / "new" / "config.yaml").read_text()

@@ -33,13 +33,23 @@ def sequences(draw, lengths=(1, 2, 5, 11)):
 def run_gae(reward, terminated, truncated, value, next_value, discount, gae_lambda):
     gamma = jnp.float32(discount) * (1.0 - jnp.asarray(terminated, jnp.float32))
     done = jnp.asarray(terminated | truncated)
-    return GAE(jnp.asarray(reward), gamma, jnp.asarray(value), jnp.asarray(next_value), done, jnp.float32(gae_lambda))
+    return GAE(
+        jnp.asarray(reward),
+        gamma,
+        jnp.asarray(value),
+        jnp.asarray(next_value),
+        done,
+        jnp.float32(gae_lambda),
+    )
 
 
 def test_gae_by_hand():
-    # Two steps, γ = 0.5, λ = 0.5: δ₁ = 2 + 0.5·4 − 3 = 1, δ₀ = 1 + 0.5·3 − 2 = 0.5, A₀ = 0.5 + 0.25·1
+    # Two steps, γ = 0.5, λ = 0.5: δ₁ = 2 + 0.5·4 − 3 = 1, δ₀ = 1 + 0.5·3 − 2 = 0.5, A₀ = 0.5 +
+    # 0.25·1
     flags = np.zeros(2, bool)
-    advantage = run_gae(np.float32([1, 2]), flags, flags, np.float32([2, 3]), np.float32([3, 4]), 0.5, 0.5)
+    advantage = run_gae(
+        np.float32([1, 2]), flags, flags, np.float32([2, 3]), np.float32([3, 4]), 0.5, 0.5
+    )
     np.testing.assert_allclose(advantage, [0.75, 1.0], rtol=1e-6)
 
 
@@ -69,14 +79,24 @@ def test_n_step_by_hand():
     total, bootstrap, last = N_STEP(jnp.float32([1, 2, 4]), no, no, jnp.float32(0.5))
     assert (total, bootstrap, last) == (3.0, 0.125, 2)
     ends = jnp.array([False, True, False])
-    assert [float(x) for x in N_STEP(jnp.float32([1, 2, 4]), ends, no, jnp.float32(0.5))] == [2.0, 0.0, 1.0]
-    assert [float(x) for x in N_STEP(jnp.float32([1, 2, 4]), no, ends, jnp.float32(0.5))] == [2.0, 0.25, 1.0]
+    assert [float(x) for x in N_STEP(jnp.float32([1, 2, 4]), ends, no, jnp.float32(0.5))] == [
+        2.0,
+        0.0,
+        1.0,
+    ]
+    assert [float(x) for x in N_STEP(jnp.float32([1, 2, 4]), no, ends, jnp.float32(0.5))] == [
+        2.0,
+        0.25,
+        1.0,
+    ]
 
 
 @given(sequences(lengths=(1, 3, 5)), st.floats(0.125, 1, width=32))
 def test_n_step_stops_with_the_episode(case, discount):
     reward, _, _, terminated, truncated = case
-    got = N_STEP(jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(truncated), jnp.float32(discount))
+    got = N_STEP(
+        jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(truncated), jnp.float32(discount)
+    )
     want = references.n_step(reward, terminated, truncated, discount)
     np.testing.assert_allclose([float(x) for x in got], want, rtol=1e-4, atol=1e-4)
 
@@ -95,7 +115,9 @@ def test_a_lambda_return_is_the_weighted_mean_of_n_step_returns(case, discount, 
         jnp.asarray(terminated | truncated),
         jnp.float32(return_lambda),
     )
-    want = references.lambda_return(reward, terminated, truncated, next_value, discount, return_lambda)
+    want = references.lambda_return(
+        reward, terminated, truncated, next_value, discount, return_lambda
+    )
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -118,16 +140,22 @@ def test_v_trace_equals_the_sum_of_the_paper(clips, case, discount, seed):
     reward, value, next_value, terminated, truncated = case
     ratio = np.exp(np.random.default_rng(seed).normal(size=len(reward))).astype(np.float32)
     got = run_v_trace(case, ratio, discount, *clips)
-    want = references.v_trace(reward, terminated, truncated, value, next_value, ratio, discount, *clips)
+    want = references.v_trace(
+        reward, terminated, truncated, value, next_value, ratio, discount, *clips
+    )
     for ours, reference in zip(got, want, strict=True):
         np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-4)
 
 
 @given(sequences(), st.floats(0, 1, width=32))
 def test_without_lag_v_trace_is_the_return_of_a2c(case, discount):
-    """Ratios of 1: the targets are λ-returns with λ = 1, where the value of `next_obs` is the next step's value."""
+    """Ratios of 1: the targets are λ-returns with λ = 1, where the value of `next_obs` is the next
+    step's value.
+    """
     reward, value, next_value, terminated, truncated = case
-    next_value = np.where(terminated | truncated, next_value, np.append(value[1:], next_value[-1])).astype(np.float32)
+    next_value = np.where(
+        terminated | truncated, next_value, np.append(value[1:], next_value[-1])
+    ).astype(np.float32)
     same = reward, value, next_value, terminated, truncated
     target, _ = run_v_trace(same, np.ones_like(reward), discount, 1.0, 1.0, 1.0)
     want = references.lambda_return(reward, terminated, truncated, next_value, discount, 1.0)

@@ -1,4 +1,6 @@
-"""unroll: the fields that a rollout stores for each decision, and the sums over the episodes that ended in it."""
+"""unroll: the fields that a rollout stores for each decision, and the sums over the episodes that
+ended in it.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +48,9 @@ def test_first_marks_the_step_after_an_end_and_the_very_first(rollouts):
     assert whole.truncated.any()
     assert whole.first[0].all()
     np.testing.assert_array_equal(whole.first[1:], done[:-1])
-    assert (np.abs(whole.obs[whole.first][:, 0]) <= 1.0).all()  # a new initial state, not the terminal observation
+    assert (
+        np.abs(whole.obs[whole.first][:, 0]) <= 1.0
+    ).all()  # a new initial state, not the terminal observation
 
 
 def test_the_memory_of_the_policy_is_carried_from_rollout_to_rollout(rollouts):
@@ -68,7 +72,9 @@ def test_sums_over_episodes_equal_those_counted_by_hand(rollouts):
                 total, length = 0.0, 0
     assert sums_one["episodes"] + sums_two["episodes"] == episodes
     assert sums_one["episode_length_sum"] + sums_two["episode_length_sum"] == lengths
-    np.testing.assert_allclose(sums_one["episode_return_sum"] + sums_two["episode_return_sum"], returns, rtol=1e-5)
+    np.testing.assert_allclose(
+        sums_one["episode_return_sum"] + sums_two["episode_return_sum"], returns, rtol=1e-5
+    )
     assert sums_one["nonfinite_step"] == sums_two["nonfinite_step"] == -1
 
 
@@ -84,7 +90,9 @@ def test_the_first_step_that_is_not_finite_is_named():
 
     spec = EnvSpec("bad", jax.ShapeDtypeStruct((1,), jnp.float32), Discrete(2))
     env = vectorize(Env(spec, reset, step), num_envs=2)
-    metrics = jax.jit(lambda key: unroll(env, always_right, start(env, jnp.zeros(2, jnp.int32), key), key, 5)[2])
+    metrics = jax.jit(
+        lambda key: unroll(env, always_right, start(env, jnp.zeros(2, jnp.int32), key), key, 5)[2]
+    )
     assert metrics(jax.random.key(0))["nonfinite_step"] == 2
 
 
@@ -102,12 +110,18 @@ def test_every_key_of_a_rollout_is_used_once():
         return state, Timestep(drawn(key), drawn(key), jnp.zeros(()), no, no)
 
     def act(carry, obs, first, key):
-        return jnp.zeros(first.shape, jnp.int32), carry, {"drawn": jax.vmap(drawn)(jax.random.split(key, first.size))}
+        return (
+            jnp.zeros(first.shape, jnp.int32),
+            carry,
+            {"drawn": jax.vmap(drawn)(jax.random.split(key, first.size))},
+        )
 
     spec = EnvSpec("keys", jax.ShapeDtypeStruct((1,), jnp.int32), Discrete(2), max_episode_steps=2)
     env = vectorize(Env(spec, lambda key, params: ((), drawn(key)), step), num_envs=3)
     run = jax.jit(lambda one, other: unroll(env, act, start(env, (), one), other, 5)[1])
     rollout = run(jax.random.key(0), jax.random.key(1))
     starts = rollout.obs[rollout.first]
-    numbers = np.concatenate([np.ravel(x) for x in (starts, rollout.next_obs, rollout.extras["drawn"])])
+    numbers = np.concatenate(
+        [np.ravel(x) for x in (starts, rollout.next_obs, rollout.extras["drawn"])]
+    )
     assert len(starts) == 9 and len(set(numbers.tolist())) == len(numbers) == 9 + 15 + 15

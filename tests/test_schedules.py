@@ -43,7 +43,9 @@ def test_schedules_are_found_by_name():
 
 
 def test_the_ends_of_a_schedule_can_be_swept():
-    values = jax.vmap(lambda start: value_at(Linear(start, 0.0), jnp.float32(0.5)))(jnp.float32([1.0, 2.0]))
+    values = jax.vmap(lambda start: value_at(Linear(start, 0.0), jnp.float32(0.5)))(
+        jnp.float32([1.0, 2.0])
+    )
     np.testing.assert_allclose(values, [0.5, 1.0])
 
 

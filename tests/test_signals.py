@@ -1,4 +1,6 @@
-"""Semaphores between processes, of both kinds: each post is acquired exactly once, and no process waits for ever."""
+"""Semaphores between processes, of both kinds: each post is acquired exactly once, and no process
+waits for ever.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""A user's spaces: arrays of training and back, by name, in Python, files and programs; random spaces end to end."""
+"""A user's spaces: arrays of training and back, by name, in Python, files and programs; random
+spaces end to end.
+"""
 
 import json
 import re
@@ -28,8 +30,12 @@ from jaxrl_fast.policy.policies import load_policy, save_policy, spec_from_json,
 from jaxrl_fast.training.recorder import NonFiniteError
 
 HERE = {"workers": 0, "num_groups": 1}
-ON_POLICY = dict(rollout_length=8, num_minibatches=1, num_epochs=1, policy_hidden=(8,), value_hidden=(8,))
-OFF_POLICY = dict(rollout_length=4, updates_per_tick=1, batch_size=8, buffer_size=64, warmup_steps=16)
+ON_POLICY = dict(
+    rollout_length=8, num_minibatches=1, num_epochs=1, policy_hidden=(8,), value_hidden=(8,)
+)
+OFF_POLICY = dict(
+    rollout_length=4, updates_per_tick=1, batch_size=8, buffer_size=64, warmup_steps=16
+)
 
 
 class Random(gymnasium.Env):
@@ -64,7 +70,9 @@ def trained(observed: gym.Space, acted: gym.Space, algorithm: jf.Algorithm, tick
     """Train a few ticks on `Random`; return the result."""
     env = jf.make_env("custom", make=partial(Random, observed, acted), num_envs=2, pool=HERE)
     try:
-        length = algorithm.options.get("rollout_length") or (8 if "value_hidden" in algorithm.options else 4)
+        length = algorithm.options.get("rollout_length") or (
+            8 if "value_hidden" in algorithm.options else 4
+        )
         return jf.learn(env, algorithm, total_steps=2 * length * ticks, eval_episodes=2)
     finally:
         env.close()
@@ -105,13 +113,16 @@ def test_a_policy_sees_what_the_pool_writes(space: gym.Space, seed: int):
     ],
 )
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_value_outside_of_its_space_is_found_and_named(space: gym.Space, wrong: Any, says: str, inside: bool):
+def test_a_value_outside_of_its_space_is_found_and_named(
+    space: gym.Space, wrong: Any, says: str, inside: bool
+):
     codec = encode_obs(gym.Dict(a=gym.Discrete(2), b=space) if inside else space, "toy")
     rows = np.zeros((3, *codec.shape), codec.dtype)
     for i in range(3):
         one = wrong if i == 1 else space.sample()
         codec.write(
-            rows[i : i + 1] if rows.ndim == 1 and not inside else rows[i], {"a": 0, "b": one} if inside else one
+            rows[i : i + 1] if rows.ndim == 1 and not inside else rows[i],
+            {"a": 0, "b": one} if inside else one,
         )
     assert codec.outside is not None
     ((row, entry, text),) = codec.outside(rows)
@@ -123,8 +134,16 @@ def test_a_value_outside_of_its_space_is_found_and_named(space: gym.Space, wrong
     ("space", "obs", "says"),
     [
         (gym.Dict(t=gym.Box(-1, 1, (3,))), {"t": 0.5}, r"'t': an observation has shape \(\)"),
-        (gym.Box(0, 9, (1,), np.int64), np.array([1_700_000_000_000]), r"1.7e\+12, more than int32 holds"),
-        (gym.Box(-np.inf, np.inf, (1,), np.float64), np.array([1e300]), r"1e\+300, more than float32 holds"),
+        (
+            gym.Box(0, 9, (1,), np.int64),
+            np.array([1_700_000_000_000]),
+            r"1.7e\+12, more than int32 holds",
+        ),
+        (
+            gym.Box(-np.inf, np.inf, (1,), np.float64),
+            np.array([1e300]),
+            r"1e\+300, more than float32 holds",
+        ),
         (gym.Discrete(3), np.array([1]), "an observation has shape"),
         (gym.MultiDiscrete([2, 2]), 1, "an observation has shape"),
     ],
@@ -155,9 +174,16 @@ def test_a_run_stops_at_an_observation_outside_of_its_space_or_counts_it():
 
     def make(**pool: Any) -> Any:
         space = gym.Dict(x=gym.Box(-1, 1, (1,)))
-        return jf.make_env("custom", make=lambda: Outside(space, gym.Discrete(2)), num_envs=2, pool={**HERE, **pool})
+        return jf.make_env(
+            "custom",
+            make=lambda: Outside(space, gym.Discrete(2)),
+            num_envs=2,
+            pool={**HERE, **pool},
+        )
 
-    with pytest.raises(RuntimeError, match=r"environment 0, step 5: 'x' is 1.2 at \[0\], not within -1 to 1"):
+    with pytest.raises(
+        RuntimeError, match=r"environment 0, step 5: 'x' is 1.2 at \[0\], not within -1 to 1"
+    ):
         jf.learn(make(), jf.ppo(**ON_POLICY), total_steps=32)
     env = make(out_of_space="count")
     lines: list[str] = []
@@ -174,13 +200,17 @@ def test_actions_of_several_parts_have_numbers_and_masks(parts: list[int], seed:
     space, rng = MultiDiscrete(tuple(parts)), np.random.default_rng(seed)
     numbers = jnp.arange(np.prod(parts))
     actions = acting.of_number(space, numbers)
-    np.testing.assert_array_equal(actions, np.stack(np.unravel_index(np.asarray(numbers), parts), -1))
+    np.testing.assert_array_equal(
+        actions, np.stack(np.unravel_index(np.asarray(numbers), parts), -1)
+    )
     np.testing.assert_array_equal(acting.number_of(space, actions), numbers)
     mask = rng.random(sum(parts)) < 0.7
     masks, wanted = np.split(mask, np.cumsum(parts)[:-1]), np.ones(1, bool)
     for one in masks:
         wanted = np.logical_and.outer(wanted, one).ravel()
-    np.testing.assert_array_equal(acting.joint_mask(space, {"action_mask": jnp.asarray(mask)}), wanted)
+    np.testing.assert_array_equal(
+        acting.joint_mask(space, {"action_mask": jnp.asarray(mask)}), wanted
+    )
 
 
 def test_the_distribution_of_several_parts_is_the_product_of_theirs():
@@ -196,25 +226,37 @@ def test_the_distribution_of_several_parts_is_the_product_of_theirs():
     assert actions.shape == (5, 3) and (np.asarray(actions) < MANY.sizes).all()
     wanted = sum(distributions.log_prob(one, actions[:, i]) for i, one in enumerate(each))
     np.testing.assert_allclose(distributions.log_prob(dist, actions), wanted, rtol=1e-6)
-    np.testing.assert_array_equal(distributions.mode(dist), jnp.stack([distributions.mode(one) for one in each], -1))
+    np.testing.assert_array_equal(
+        distributions.mode(dist), jnp.stack([distributions.mode(one) for one in each], -1)
+    )
     wanted = sum(distributions.entropy(one, jax.random.key(0)) for one in each)
     np.testing.assert_allclose(distributions.entropy(dist, jax.random.key(0)), wanted, rtol=1e-6)
-    many = distributions.sample(distributions.MultiCategorical(jnp.repeat(dist.logits[:1], 500, 0)), jax.random.key(1))
+    many = distributions.sample(
+        distributions.MultiCategorical(jnp.repeat(dist.logits[:1], 500, 0)), jax.random.key(1)
+    )
     assert not (many[:, 0] == 1).any() and not (many[:, 2] == 2).any()
 
 
 def several() -> jf.Env:
-    """Make an environment whose episodes are one action of three parts, paid by their sum, with a mask."""
+    """Make an environment whose episodes are one action of three parts, paid by their sum, with a
+    mask.
+    """
 
     def reset(key: jax.Array, params: Any) -> tuple:
-        obs = {"action_mask": jnp.asarray([1, 1, 0, 1, 1, 1, 1, 0], bool), "x": jax.random.uniform(key, (1,))}
+        obs = {
+            "action_mask": jnp.asarray([1, 1, 0, 1, 1, 1, 1, 0], bool),
+            "x": jax.random.uniform(key, (1,)),
+        }
         return obs, obs
 
     def step(state: Any, action: jax.Array, key: jax.Array) -> tuple:
         yes = jnp.ones((), bool)
         return state, Timestep(state, state, jnp.sum(action).astype(jnp.float32), yes, ~yes)
 
-    obs = {"action_mask": jax.ShapeDtypeStruct((8,), bool), "x": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    obs = {
+        "action_mask": jax.ShapeDtypeStruct((8,), bool),
+        "x": jax.ShapeDtypeStruct((1,), jnp.float32),
+    }
     return jf.Env(EnvSpec("several", obs, MANY, 1), reset, step)
 
 
@@ -223,27 +265,42 @@ def test_every_algorithm_of_discrete_actions_learns_several_parts_with_masks(nam
     env = jf.vectorize(several(), num_envs=16)
     options: dict[str, Any] = dict(learning_rate=1e-2, rollout_length=8)
     if name in ("sac_discrete", "dqn"):
-        options |= dict(OFF_POLICY, buffer_size=2048, batch_size=32, updates_per_tick=8, warmup_steps=128)
+        options |= dict(
+            OFF_POLICY, buffer_size=2048, batch_size=32, updates_per_tick=8, warmup_steps=128
+        )
     algorithm = getattr(jf, name)(**options)
-    result = jf.learn(env, algorithm, total_steps=16 * 8 * 40, eval_episodes=4, eval_every=16 * 8 * 40)
+    result = jf.learn(
+        env, algorithm, total_steps=16 * 8 * 40, eval_episodes=4, eval_every=16 * 8 * 40
+    )
     best = 1 + 0 + 2  # the masks forbid 2 of the first part and 3 of the last
     assert result.summary["eval_return_mean"] == best
-    np.testing.assert_array_equal(result.policy({"x": [0.5], "action_mask": [1, 1, 0, 1, 1, 1, 1, 0]}), [1, 0, 2])
-    np.testing.assert_array_equal(result.policy({"x": [0.5], "action_mask": [1, 0, 0, 1, 1, 0, 0, 0]}), [0, 0, 0])
+    np.testing.assert_array_equal(
+        result.policy({"x": [0.5], "action_mask": [1, 1, 0, 1, 1, 1, 1, 0]}), [1, 0, 2]
+    )
+    np.testing.assert_array_equal(
+        result.policy({"x": [0.5], "action_mask": [1, 0, 0, 1, 1, 0, 0, 0]}), [0, 0, 0]
+    )
 
 
 def test_more_combinations_than_q_values_are_refused_in_one_line():
     spec = EnvSpec("many", jax.ShapeDtypeStruct((1,), jnp.float32), MultiDiscrete((20, 20, 20)), 1)
     ended = Timestep(jnp.zeros(1), jnp.zeros(1), jnp.float32(0), jnp.bool_(True), jnp.bool_(False))
-    single = jf.Env(spec, lambda key, params: (jnp.zeros(1),) * 2, lambda state, action, key: (state, ended))
+    single = jf.Env(
+        spec, lambda key, params: (jnp.zeros(1),) * 2, lambda state, action, key: (state, ended)
+    )
     env = jf.vectorize(single, num_envs=2)
     with pytest.raises(ValueError, match=r"8,000 combinations.*write algo=ppo"):
         jf.make_train_step(env, jf.dqn())
 
 
-MASKED = gym.Dict(action_mask=gym.MultiBinary(3), pos=gym.Box(-1, 1, (2,), np.float64), task=gym.Discrete(4, start=-1))
+MASKED = gym.Dict(
+    action_mask=gym.MultiBinary(3),
+    pos=gym.Box(-1, 1, (2,), np.float64),
+    task=gym.Discrete(4, start=-1),
+)
 NESTED = gym.Dict(
-    b=gym.Tuple([gym.MultiDiscrete([2, 3], start=[1, 0]), gym.Box(0, 9, (2,), np.int64)]), a=gym.MultiBinary(2)
+    b=gym.Tuple([gym.MultiDiscrete([2, 3], start=[1, 0]), gym.Box(0, 9, (2,), np.int64)]),
+    a=gym.MultiBinary(2),
 )
 IMAGE = gym.Dict(image=gym.Box(0, 255, (12, 12, 3), np.uint8), vector=gym.Box(-1, 1, (2,)))
 CASES = [
@@ -270,7 +327,9 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("observed", "acted", "name"), CASES)
-def test_a_policy_acts_in_the_users_own_loop(observed: gym.Space, acted: gym.Space, name: str, tmp_path: Path):
+def test_a_policy_acts_in_the_users_own_loop(
+    observed: gym.Space, acted: gym.Space, name: str, tmp_path: Path
+):
     result = trained(observed, acted, getattr(jf, name)(**options_of(name)))
     policy, env = result.policy, Random(observed, acted)
     save_policy(policy, tmp_path)
@@ -307,15 +366,18 @@ def test_a_policy_names_what_does_not_fit():
     for says, obs in wrong.items():
         with pytest.raises(ValueError, match=says) as caught:
             policy(obs)
-        assert "\n" not in str(caught.value) and "takes {image: uint8[12, 12, 3], vector: float32[2]}" in str(
+        assert "\n" not in str(
             caught.value
-        )
+        ) and "takes {image: uint8[12, 12, 3], vector: float32[2]}" in str(caught.value)
     assert len(repr(policy)) < 80
 
 
 def test_a_policy_of_one_array_names_its_observation_once():
     policy = trained(gym.Discrete(5), gym.Discrete(2), jf.ppo(**ON_POLICY)).policy
-    for obs, end in ((np.zeros(3, np.float32), r"is float32\[3\]"), (7, r"is int64\[\]: it is outside of .*")):
+    for obs, end in (
+        (np.zeros(3, np.float32), r"is float32\[3\]"),
+        (7, r"is int64\[\]: it is outside of .*"),
+    ):
         with pytest.raises(ValueError, match=rf"this observation {end}$"):
             policy(obs)
 
@@ -326,7 +388,9 @@ def test_only_what_selects_actions_is_asked_for(name: str, tmp_path: Path):
     options = {**options_of(name), "policy_keys": ["obs"]}
     acted = gym.Discrete(2) if name == "ppo" else gym.Box(-1, 1, (1,))
     policy = trained(observed, acted, getattr(jf, name)(**options)).policy
-    assert acted.contains(policy({"obs": [0.0, 1.0]})) and acted.contains(policy.fast()({"obs": [0.0, 1.0]}))
+    assert acted.contains(policy({"obs": [0.0, 1.0]})) and acted.contains(
+        policy.fast()({"obs": [0.0, 1.0]})
+    )
     for kind in ("jax", "onnx"):
         export_policy(policy, tmp_path, kind)
 
@@ -336,7 +400,10 @@ def test_a_policy_of_several_agents_takes_and_gives_dictionaries(env: str, tmp_p
     make = getattr(parallel_envs, env)
     host = jf.make_env("custom", make=make, num_envs=2, pool=HERE)
     policy = jf.learn(
-        host, jf.ippo(**ON_POLICY, share_parameters=env != "Unequal"), total_steps=32, eval_episodes=2
+        host,
+        jf.ippo(**ON_POLICY, share_parameters=env != "Unequal"),
+        total_steps=32,
+        eval_episodes=2,
     ).policy
     host.close()
     save_policy(policy, tmp_path)
@@ -344,7 +411,9 @@ def test_a_policy_of_several_agents_takes_and_gives_dictionaries(env: str, tmp_p
     obs, _ = own.reset(seed=1)
     while own.agents:
         actions = load_policy(tmp_path)({agent: obs[agent] for agent in own.agents})
-        assert set(actions) == set(own.agents) and all(own.action_space(a).contains(x) for a, x in actions.items())
+        assert set(actions) == set(own.agents) and all(
+            own.action_space(a).contains(x) for a, x in actions.items()
+        )
         arrays.append(actions)
         obs, *_ = own.step(actions)
     assert len(arrays) == 4
@@ -362,13 +431,19 @@ def test_a_policy_of_several_agents_takes_and_gives_dictionaries(env: str, tmp_p
 
 def specs() -> dict[str, EnvSpec]:
     """Return specs that use every field."""
-    made = [make() for make in (parallel_envs.Leaving, parallel_envs.Pushing, parallel_envs.Unequal)]
+    made = [
+        make() for make in (parallel_envs.Leaving, parallel_envs.Pushing, parallel_envs.Unequal)
+    ]
     hosts = [jf.make_env("custom", make=lambda m=m: m, num_envs=2, pool=HERE) for m in made]
     found = {type(m).__name__: host.spec for m, host in zip(made, hosts, strict=True)}
     for i, (observed, acted, _) in enumerate(CASES):
-        found[str(i)] = jf.make_env("custom", make=partial(Random, observed, acted), num_envs=2, pool=HERE).spec
+        found[str(i)] = jf.make_env(
+            "custom", make=partial(Random, observed, acted), num_envs=2, pool=HERE
+        ).spec
     found["several"] = several().spec._replace(frame_stack=4, shared_reward=True)
-    found["box"] = EnvSpec("box", jnp.zeros(2), Box(-np.ones(2, np.float32), np.ones(2, np.float32)), 7)
+    found["box"] = EnvSpec(
+        "box", jnp.zeros(2), Box(-np.ones(2, np.float32), np.ones(2, np.float32)), 7
+    )
     found["nested"] = EnvSpec("nested", {"a": [jnp.zeros(2)], "b": jnp.zeros((2, 2))}, Discrete(2))
     return found
 
@@ -392,25 +467,35 @@ def test_every_field_of_a_spec_survives_its_file():
 
 ACTIONS = st.one_of(
     st.builds(gym.Discrete, st.integers(1, 4), start=st.integers(-2, 2)),
-    st.lists(st.integers(1, 3), min_size=1, max_size=3).map(lambda n: gym.MultiDiscrete(n, start=[-1] * len(n))),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3).map(
+        lambda n: gym.MultiDiscrete(n, start=[-1] * len(n))
+    ),
     st.builds(gym.MultiBinary, st.integers(1, 3)),
     st.builds(
-        lambda shape, low: gym.Box(low, low + 3, shape, np.float64), st.sampled_from([(1,), (2, 2)]), st.integers(-3, 1)
+        lambda shape, low: gym.Box(low, low + 3, shape, np.float64),
+        st.sampled_from([(1,), (2, 2)]),
+        st.integers(-3, 1),
     ),
 )
 FUZZED = ["ppo", "impala", "dqn", "pqn", "sac_discrete", "sac", "td3", "flash_sac"]
 
 
 def fuzz(observed: gym.Space, acted: gym.Space, name: str, seed: int, folder: Path) -> None:
-    """Train two ticks, save, load, export and play: training and the plain loop have the same actions."""
+    """Train two ticks, save, load, export and play: training and the plain loop have the same
+    actions.
+    """
     observed.seed(seed)
-    options = dict(OFF_POLICY) if name not in ("ppo", "impala", "pqn") else dict(rollout_length=8, num_minibatches=1)
+    options = (
+        dict(OFF_POLICY)
+        if name not in ("ppo", "impala", "pqn")
+        else dict(rollout_length=8, num_minibatches=1)
+    )
     try:
         result = trained(observed, acted, getattr(jf, name)(**options))
     except (ValueError, RuntimeError, NonFiniteError) as error:
-        assert re.fullmatch(rf"algo={name} does not work with the (continuous|discrete) actions of .*", str(error)), (
-            error
-        )
+        assert re.fullmatch(
+            rf"algo={name} does not work with the (continuous|discrete) actions of .*", str(error)
+        ), error
         return
     policy, env = result.policy, Random(observed, acted)
     save_policy(policy, folder)
@@ -430,11 +515,19 @@ def fuzz(observed: gym.Space, acted: gym.Space, name: str, seed: int, folder: Pa
 
 
 def of_space(observed: gym.Space) -> jf.Env:
-    """Make a compiled environment that observes the arrays of a space; its reward depends on all that it sees."""
+    """Make a compiled environment that observes the arrays of a space; its reward depends on all
+    that it sees.
+    """
     codec = encode_obs(observed, "toy")
     fields = codec.dtype.fields or {"": (codec.dtype,)}
-    shapes = {name: jax.ShapeDtypeStruct(kind[0].shape or codec.shape, kind[0].base) for name, kind in fields.items()}
-    obs = {"inner": [shapes.pop(name) for name in list(shapes)[1:]], "first": next(iter(shapes.values()))}
+    shapes = {
+        name: jax.ShapeDtypeStruct(kind[0].shape or codec.shape, kind[0].base)
+        for name, kind in fields.items()
+    }
+    obs = {
+        "inner": [shapes.pop(name) for name in list(shapes)[1:]],
+        "first": next(iter(shapes.values())),
+    }
 
     def draw(key: jax.Array) -> Any:
         return jax.tree.map(lambda s: jax.random.randint(key, s.shape, 0, 2).astype(s.dtype), obs)
@@ -443,7 +536,9 @@ def of_space(observed: gym.Space) -> jf.Env:
         return draw(key), draw(key)
 
     def step(state: Any, action: jax.Array, key: jax.Array) -> tuple:
-        seen = sum((jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(state)), start=jnp.zeros(()))
+        seen = sum(
+            (jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(state)), start=jnp.zeros(())
+        )
         after = draw(key)
         return after, Timestep(after, after, seen, jnp.zeros((), bool), jnp.zeros((), bool))
 
@@ -452,15 +547,24 @@ def of_space(observed: gym.Space) -> jf.Env:
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(observed=SPACES)
-def test_random_compiled_environments_train_and_their_policies_are_called_by_name(observed: gym.Space):
+def test_random_compiled_environments_train_and_their_policies_are_called_by_name(
+    observed: gym.Space,
+):
     env = of_space(observed)
-    result = jf.learn(jf.vectorize(env, num_envs=2), jf.ppo(**ON_POLICY), total_steps=32, eval_episodes=2)
+    result = jf.learn(
+        jf.vectorize(env, num_envs=2), jf.ppo(**ON_POLICY), total_steps=32, eval_episodes=2
+    )
     _, obs = env.reset(jax.random.key(0), ())
     batch = jax.tree.map(lambda x: x[None], obs)
     policy = result.policy
     wanted, _ = policy.act_arrays(policy.params, (), batch, np.ones(1, bool), jax.random.key(0))
-    renamed = dict(reversed(jax.tree.map(np.asarray, obs).items()))  # another order of the same names
-    assert policy(renamed) == wanted[0] and policy.act(policy.params, (), batch, np.ones(1, bool), None)[0] == wanted
+    renamed = dict(
+        reversed(jax.tree.map(np.asarray, obs).items())
+    )  # another order of the same names
+    assert (
+        policy(renamed) == wanted[0]
+        and policy.act(policy.params, (), batch, np.ones(1, bool), None)[0] == wanted
+    )
 
 
 @pytest.mark.parametrize("name", FUZZED)

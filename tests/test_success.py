@@ -1,4 +1,6 @@
-"""Success of evaluation episodes: from each place where an environment reports it for the last state, to every page."""
+"""Success of evaluation episodes: from each place where an environment reports it for the last
+state, to every page.
+"""
 
 import csv
 import json
@@ -62,7 +64,9 @@ def until(goal: float) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("goal", "reached"), [(2.0, True), (3.0, False)])
-def test_the_last_state_says_it_and_not_one_on_the_way_nor_the_first_of_the_next(goal: float, reached: bool):
+def test_the_last_state_says_it_and_not_one_on_the_way_nor_the_first_of_the_next(
+    goal: float, reached: bool
+):
     totals = play(until(goal), lambda n: (), vectorize(world(), num_envs=16), (), jax.random.key(0))
     near = np.asarray(totals.returns) > 0
     assert 0 < near.sum() < 16
@@ -72,7 +76,8 @@ def test_the_last_state_says_it_and_not_one_on_the_way_nor_the_first_of_the_next
 def test_an_environment_without_it_says_nothing_and_the_rest_is_the_same():
     without = world()._replace(success=None)
     told, silent = (
-        play(until(2.0), lambda n: (), vectorize(env, num_envs=4), (), jax.random.key(0)) for env in (world(), without)
+        play(until(2.0), lambda n: (), vectorize(env, num_envs=4), (), jax.random.key(0))
+        for env in (world(), without)
     )
     assert silent.success == ()
     np.testing.assert_array_equal(told.returns, silent.returns)
@@ -83,8 +88,12 @@ def test_a_state_of_training_holds_nothing_of_it():
     env = vectorize(world(), num_envs=4)
     state, _ = jax.eval_shape(env.reset, jax.random.key(0))
     bank = jax.eval_shape(lambda key: env.draw_fresh(key, 1), jax.random.key(0))
-    after, step = jax.eval_shape(env.step, state, jnp.zeros(4, jnp.int32), jax.random.key(0), bank, 0)
-    assert state.episode.success == after.episode.success == () and step.episode.success.dtype == bool
+    after, step = jax.eval_shape(
+        env.step, state, jnp.zeros(4, jnp.int32), jax.random.key(0), bank, 0
+    )
+    assert (
+        state.episode.success == after.episode.success == () and step.episode.success.dtype == bool
+    )
     assert isinstance(step, Timestep)
 
 
@@ -106,7 +115,13 @@ class Reach(gymnasium.Env):
 
     def step(self, action):
         self.x, self.steps = self.x + action, self.steps + 1
-        return np.full(1, self.x, np.float32), float(self.x), False, self.steps == 3, self.tell(self.x == 2)
+        return (
+            np.full(1, self.x, np.float32),
+            float(self.x),
+            False,
+            self.steps == 3,
+            self.tell(self.x == 2),
+        )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +136,9 @@ class Reach(gymnasium.Env):
     ids=("bool", "number", "only where there is one", "text", "nothing"),
 )
 def test_one_of_gymnasium_says_it_in_its_info(tell, known: bool):
-    pool = make_custom_host(lambda: Reach(tell), num_envs=2, name="reach", pool=PoolOptions(workers=1))
+    pool = make_custom_host(
+        lambda: Reach(tell), num_envs=2, name="reach", pool=PoolOptions(workers=1)
+    )
     own = pool.another(12)
     played = play_on_host(until(2.0), lambda n: (), own, (), 3)
     totals = without_untold(played)
@@ -145,7 +162,9 @@ class Later(Reach):
 
 
 def test_later_episodes_do_not_count():
-    host = make_custom_host(lambda: Later(lambda x: {"success": x}), num_envs=2, pool=PoolOptions(workers=0))
+    host = make_custom_host(
+        lambda: Later(lambda x: {"success": x}), num_envs=2, pool=PoolOptions(workers=0)
+    )
     own = host.another(8)
     totals = play_on_host(until(2.0), lambda n: (), own, (), 0)
     host.close(), own.close()
@@ -153,14 +172,22 @@ def test_later_episodes_do_not_count():
 
 
 def test_what_counts_as_said():
-    assert [told_success({"success": x}) for x in (True, 0, 0.5, np.float32(0), np.array([[1]]))] == [1, 0, 1, 0, 1]
-    assert {told_success({"success": x}) for x in (None, "yes", {}, np.zeros(2), np.array("yes"))} == {UNTOLD}
+    assert [
+        told_success({"success": x}) for x in (True, 0, 0.5, np.float32(0), np.array([[1]]))
+    ] == [1, 0, 1, 0, 1]
+    assert {
+        told_success({"success": x}) for x in (None, "yes", {}, np.zeros(2), np.array("yes"))
+    } == {UNTOLD}
     assert UNTOLD == UNTOLD_ON_HOST
 
 
 # Uses of the success rate.
 
-TOLD = EpisodeTotals(np.ones((2, 2), np.float32), np.full((2, 2), 3, np.int32), np.array([[True, False], [True, True]]))
+TOLD = EpisodeTotals(
+    np.ones((2, 2), np.float32),
+    np.full((2, 2), 3, np.int32),
+    np.array([[True, False], [True, True]]),
+)
 
 
 def test_it_comes_through_a_broadcast_and_back():
@@ -168,7 +195,10 @@ def test_it_comes_through_a_broadcast_and_back():
     assert coded.success.dtype == np.int8
     np.testing.assert_array_equal(without_untold(coded).success, TOLD.success)
     silent = TOLD._replace(success=())
-    assert with_untold(silent).success.shape == (2, 2) and without_untold(with_untold(silent)).success == ()
+    assert (
+        with_untold(silent).success.shape == (2, 2)
+        and without_untold(with_untold(silent)).success == ()
+    )
 
 
 def test_tables_have_the_column_where_there_is_something_to_say(tmp_path: Path):
@@ -183,22 +213,34 @@ def test_tables_have_the_column_where_there_is_something_to_say(tmp_path: Path):
     assert header[-1] == "success" and [row[-1] for row in rows] == ["1", "0", "1", "1"]
     assert evaluation_row(TOLD)["eval_success_rate"] == 0.75
     assert "eval_success_rate" not in evaluation_row(TOLD._replace(success=()))
-    with RunFolder(tmp_path / "silent", resume_at=10, log="none") as folder:  # of a version without this key
+    with RunFolder(
+        tmp_path / "silent", resume_at=10, log="none"
+    ) as folder:  # of a version without this key
         folder.add_evaluation(20, 2.5, TOLD)
     assert (tmp_path / "silent/evals.csv").read_text().splitlines()[-1] == "1,20,2.50,1.0,3"
 
 
-def test_a_run_that_ended_before_its_first_evaluation_has_a_table_and_may_still_tell_of_it(tmp_path: Path):
+def test_a_run_that_ended_before_its_first_evaluation_has_a_table_and_may_still_tell_of_it(
+    tmp_path: Path,
+):
     with RunFolder(tmp_path, log="none"):
         pass
-    assert (tmp_path / "evals.csv").read_text().splitlines() == ["seed,env_steps,wall_s,return,length"]
+    assert (tmp_path / "evals.csv").read_text().splitlines() == [
+        "seed,env_steps,wall_s,return,length"
+    ]
     with RunFolder(tmp_path, resume_at=0, log="none") as folder:
         folder.add_evaluation(10, 1.5, TOLD)
     header, first, *_ = (tmp_path / "evals.csv").read_text().splitlines()
     assert (header, first) == ("seed,env_steps,wall_s,return,length,success", "0,10,1.50,1.0,3,1")
 
 
-SMALL = ["tuned=false", "num_envs=4", "algo.rollout_length=8", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]
+SMALL = [
+    "tuned=false",
+    "num_envs=4",
+    "algo.rollout_length=8",
+    "algo.policy_hidden=[4]",
+    "algo.value_hidden=[4]",
+]
 
 
 def test_a_run_shows_it_everywhere(commands: Commands, tmp_path: Path):
@@ -212,7 +254,9 @@ def test_a_run_shows_it_everywhere(commands: Commands, tmp_path: Path):
         *SMALL,
         "eval.beside=false",
     ]
-    ended = commands.run(tmp_path, "train", *words, "run_dir=run", "eval.episodes=8", "eval.every=320", trains=True)
+    ended = commands.run(
+        tmp_path, "train", *words, "run_dir=run", "eval.episodes=8", "eval.every=320", trains=True
+    )
     assert (ended.status, ended.err) == (0, "")
     run = tmp_path / "run"
     table = np.genfromtxt(run / "evals.csv", delimiter=",", names=True)
@@ -225,7 +269,9 @@ def test_a_run_shows_it_everywhere(commands: Commands, tmp_path: Path):
     assert scores_of(view.evals).success[-1] == rate
     described = describe_run(view)
     assert described["scores"]["success"][-1] == 100 * rate
-    assert ("success", f"{100 * rate:.3g} %") in [(f["label"], f["value"]) for f in described["figures"]]
+    assert ("success", f"{100 * rate:.3g} %") in [
+        (f["label"], f["value"]) for f in described["figures"]
+    ]
     assert row_of("run", read_facts(run))["eval_success"] == rate
     assert success_curve(view.evals)["mean"][-1] == 100 * rate
     ended = commands.run(tmp_path, "evaluate", "run", "episodes=16", trains=True)

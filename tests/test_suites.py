@@ -1,4 +1,5 @@
-"""Suites of other libraries through their adapters: the same numbers, no broken rule, and one line for wrong words.
+"""Suites of other libraries through their adapters: the same numbers, no broken rule, and one line
+for wrong words.
 
 A suite that is not installed is skipped (``make suites`` installs those that go together).
 """
@@ -45,7 +46,9 @@ def random_action(env: Env, key: jax.Array, obs: Any) -> jax.Array:
     if isinstance(space, MultiDiscrete):
         return jax.random.randint(key, (len(space.sizes),), 0, jnp.asarray(space.sizes))
     allowed = (
-        obs["action_mask"] if isinstance(obs, dict) and "action_mask" in obs else jnp.ones(space.num_actions, bool)
+        obs["action_mask"]
+        if isinstance(obs, dict) and "action_mask" in obs
+        else jnp.ones(space.num_actions, bool)
     )
     return jax.random.categorical(key, jnp.where(allowed, 0.0, -jnp.inf))
 
@@ -79,7 +82,9 @@ def batch_played(env: Env, num_envs: int, steps: int) -> Any:
         def step(carried: Any, t: jax.Array) -> Any:
             state, obs = carried
             now = jax.random.fold_in(key, t)
-            actions = jax.vmap(lambda key, obs: random_action(env, key, obs))(jax.random.split(now, num_envs), obs)
+            actions = jax.vmap(lambda key, obs: random_action(env, key, obs))(
+                jax.random.split(now, num_envs), obs
+            )
             state, ts = vec.step(state, actions, now, bank, t)
             return (state, ts.obs), ts
 
@@ -106,7 +111,9 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("suite", "options"), RULES, ids=lambda x: x if isinstance(x, str) else x["id"])
+@pytest.mark.parametrize(
+    ("suite", "options"), RULES, ids=lambda x: x if isinstance(x, str) else x["id"]
+)
 def test_it_follows_the_rules_of_an_environment(suite: str, options: dict):
     report = jf.check_env(made(suite, **options), num_steps=100, tell=lambda line: None)
     assert not report.wrong, str(report)
@@ -127,7 +134,10 @@ DRAWN = [
 def test_a_picture_shows_the_state(suite: str, id: str):
     env = made(suite, id=id)
     first, (_, states, _) = played(env, 9)
-    pictures = [env.draw(state) for state in (first, *(jax.tree.map(lambda x, t=t: x[t], states) for t in (2, 5, 8)))]
+    pictures = [
+        env.draw(state)
+        for state in (first, *(jax.tree.map(lambda x, t=t: x[t], states) for t in (2, 5, 8)))
+    ]
     assert all(picture.dtype == np.uint8 and picture.shape[2:] == (3,) for picture in pictures)
     assert any((picture != pictures[0]).any() for picture in pictures[1:])
 
@@ -147,7 +157,11 @@ def test_playground_gives_playgrounds_own_numbers():
         state = step(state, actions[t])
         np.testing.assert_allclose(steps.obs[t], state.obs, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(steps.reward[t], state.reward, atol=1e-3)
-    assert env.spec.max_episode_steps == 30 and env.steps_per_reset is not None and env.bodies is not None
+    assert (
+        env.spec.max_episode_steps == 30
+        and env.steps_per_reset is not None
+        and env.bodies is not None
+    )
 
 
 def test_playgrounds_episodes_have_different_models_with_its_domain_randomization():
@@ -158,11 +172,18 @@ def test_playgrounds_episodes_have_different_models_with_its_domain_randomizatio
     mass = base.mjx_model.body_mass
     models = base.mjx_model.replace(body_mass=jnp.stack([mass, 3.0 * mass]))
     axes = jax.tree.map(lambda x: None, base.mjx_model).replace(body_mass=0)
-    env = from_playground.adapt(from_playground.OneModel(base, "_mjx_model", models, axes), name="two masses")
+    env = from_playground.adapt(
+        from_playground.OneModel(base, "_mjx_model", models, axes), name="two masses"
+    )
     pushed = []
     for seed in range(8):
         state, _ = jax.jit(env.reset)(jax.random.key(seed), ())
-        pushed.append((int(state.info["model"]), float(jax.jit(env.step)(state, jnp.ones(1), KEY)[0].data.qvel[0])))
+        pushed.append(
+            (
+                int(state.info["model"]),
+                float(jax.jit(env.step)(state, jnp.ones(1), KEY)[0].data.qvel[0]),
+            )
+        )
     light, heavy = (np.mean([v for model, v in pushed if model == which]) for which in (0, 1))
     assert light > 1.5 * heavy
 
@@ -172,7 +193,9 @@ def test_craftax_reports_achievements_and_its_time_limit_truncates():
     assert len(env.spec.metrics) == 23 and env.spec.metrics["achievements"] == "last"
     steps = batch_played(env, 8, 12)
     assert steps.truncated[-1].all() and not steps.terminated.any()
-    reached = values_of(env.spec.metrics, jax.tree.map(lambda x: np.asarray(x[-1]), steps.episode.metrics))
+    reached = values_of(
+        env.spec.metrics, jax.tree.map(lambda x: np.asarray(x[-1]), steps.episode.metrics)
+    )
     np.testing.assert_allclose(reached[:, 0], reached[:, 1:].sum(-1))  # the number, and each
     assert reached[:, 0].max() >= 1, "somebody wakes, drinks or gathers something in 12 steps"
 
@@ -198,11 +221,17 @@ def test_xland_ends_with_its_goal_and_samples_the_rulesets_of_a_file(tmp_path):
     rules = np.zeros((3, 1, 7), np.uint8)
     goals = np.asarray([[1, 3, color, 0, 0] for color in (1, 2, 3)], np.uint8)
     tiles = np.asarray([[[3, color]] for color in (1, 2, 3)], np.uint8)
-    content = {"goals": jnp.asarray(goals), "rules": jnp.asarray(rules), "init_tiles": jnp.asarray(tiles)}
+    content = {
+        "goals": jnp.asarray(goals),
+        "rules": jnp.asarray(rules),
+        "init_tiles": jnp.asarray(tiles),
+    }
     with bz2.open(tmp_path / "three.pkl", "wb") as file:
         pickle.dump(content | {"num_rules": jnp.zeros(3)}, file)
     env = envs.make("xminigrid", id="XLand-MiniGrid-R1-9x9", benchmark=str(tmp_path / "three.pkl"))
-    states, _ = jax.jit(jax.vmap(lambda key: env.reset(key, env.sample_params(key))))(jax.random.split(KEY, 32))
+    states, _ = jax.jit(jax.vmap(lambda key: env.reset(key, env.sample_params(key))))(
+        jax.random.split(KEY, 32)
+    )
     assert set(np.asarray(states.state.goal_encoding)[:, 2].tolist()) == {1, 2, 3}
 
 
@@ -216,7 +245,9 @@ def test_an_episode_of_minigrid_that_ends_with_a_failure_is_no_success():
 def test_playground_repeats_actions_and_its_time_limit_counts_the_repeated():
     once, twice = (made("playground", id="CartpoleBalance", action_repeat=n) for n in (1, 2))
     assert (once.spec.max_episode_steps, twice.spec.max_episode_steps) == (1000, 500)
-    assert twice.bodies is not None and twice.bodies.scene().step_s == 2 * once.bodies.scene().step_s
+    assert (
+        twice.bodies is not None and twice.bodies.scene().step_s == 2 * once.bodies.scene().step_s
+    )
     first, _ = jax.jit(once.reset)(KEY, ())
     second, _ = jax.jit(twice.reset)(KEY, ())
     action, step, paid = jnp.full(1, 0.3), jax.jit(once.step), 0.0
@@ -237,7 +268,9 @@ def test_freeways_time_limit_truncates():
 def test_pgx_passes_the_key_of_a_step_on():
     env = made("pgx", id="2048")
     state, _ = jax.jit(env.reset)(KEY, ())
-    boards = [jax.jit(env.step)(state, jnp.int32(0), jax.random.key(i))[1].obs["obs"] for i in range(8)]
+    boards = [
+        jax.jit(env.step)(state, jnp.int32(0), jax.random.key(i))[1].obs["obs"] for i in range(8)
+    ]
     assert len({board.tobytes() for board in map(np.asarray, boards)}) > 1
 
 
@@ -245,8 +278,14 @@ def test_pgx_gives_the_agent_its_own_rewards_and_a_stronger_opponent_wins_more()
     def wins(**options: Any) -> tuple[float, float]:
         env = made("pgx", id="connect_four", **options)
         steps = batch_played(env, 256, 40)
-        over, reward, mask = (np.asarray(x) for x in (steps.terminated, steps.reward, steps.next_obs["action_mask"]))
-        assert mask.any(-1).all() and not reward[~over].any() and set(np.unique(reward).tolist()) <= {-1.0, 0.0, 1.0}
+        over, reward, mask = (
+            np.asarray(x) for x in (steps.terminated, steps.reward, steps.next_obs["action_mask"])
+        )
+        assert (
+            mask.any(-1).all()
+            and not reward[~over].any()
+            and set(np.unique(reward).tolist()) <= {-1.0, 0.0, 1.0}
+        )
         np.testing.assert_array_equal(steps.episode.success, reward > 0)
         return float((reward > 0).sum()), float((reward < 0).sum())
 
@@ -277,7 +316,9 @@ def test_jumanjis_masks_are_one_number_where_they_are_of_combinations():
     after, ts = jax.jit(mines.step)(state, jnp.int32(37), KEY)
     assert after.board[3, 7] >= 0 and not ts.obs["action_mask"][37]
     cleaner = envs.make("jumanji", id="Cleaner-v0")
-    assert cleaner.spec.action == MultiDiscrete((4, 4, 4)) and cleaner.spec.obs["action_mask"].shape == (12,)
+    assert cleaner.spec.action == MultiDiscrete((4, 4, 4)) and cleaner.spec.obs[
+        "action_mask"
+    ].shape == (12,)
     assert cleaner.spec.metrics == {"num_dirty_tiles": "last", "ratio_dirty_tiles": "last"}
     rescue = envs.make("jumanji", id="SearchAndRescue-v0")
     assert rescue.spec.num_agents == 2 and rescue.spec.obs["targets_remaining"].shape == (2, 1)
@@ -290,48 +331,161 @@ def test_jumanjis_time_limit_truncates_where_its_own_would_terminate():
 
 
 REFUSED = [
-    ("playground", {"id": "CheetahRum"}, "env.id=CheetahRum: playground has no such environment; nearest: CheetahRun"),
+    (
+        "playground",
+        {"id": "CheetahRum"},
+        "env.id=CheetahRum: playground has no such environment; nearest: CheetahRun",
+    ),
     ("playground", {"id": "CheetahRun", "impl": "c"}, "env.impl=c: write one of jax, warp"),
-    ("playground", {"id": "CheetahRun", "banana": 1}, "playground CheetahRun has no option 'banana': write some of"),
-    ("playground", {"id": "CheetahRun", "action_repeat": "x"}, "env.action_repeat=x: write a number, such as 1"),
-    ("playground", {"id": "CheetahRun", "randomized_models": 4}, "no domain randomization of CheetahRun: leave it out"),
-    ("playground", {"id": "CheetahRun", "num_agents": 2}, "env.num_agents=2: env=playground has one agent"),
-    ("playground", {"id": "CheetahRun", "action_repeat": 0}, "env.action_repeat=0: write a whole number of"),
-    ("playground", {"id": "CheetahRun", "sim_dt": -1.0}, "env.sim_dt=-1.0, env.ctrl_dt=0.01: write seconds above 0"),
-    ("craftax", {"id": "Craftax-Symbolic-v1", "day_length": 0}, "env.day_length=0: write a whole number of at least 1"),
-    ("craftax", {"id": "Craftax-Symbolic-v1", "day": 1}, "craftax Craftax-Symbolic-v1 has no parameter 'day'"),
-    ("craftax", {"id": "Craftax-Symbolic-v1", "episode_length": 0}, "env.episode_length=0: write a whole number"),
-    ("craftax", {"id": "Craftax-Symbolic-v1", "metrics": {"gold": "last"}}, "has no metric 'gold': write some of"),
-    ("xminigrid", {"id": "MiniGrid-Empty-5x5", "benchmark": "x"}, "xminigrid MiniGrid-Empty-5x5: has no rules"),
-    ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "benchmark": "no.pkl"}, "env.benchmark=no.pkl: no such file"),
-    ("xminigrid", {"id": "MiniGrid-Empty-5x5", "view_size": 4}, "env.view_size=4: write an odd number of at least 3"),
-    ("xminigrid", {"id": "MiniGrid-Empty-5x5", "height": -1}, "env.height=-1: write a whole number of at least 1"),
-    ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "grid_type": "R"}, "does not take env.grid_type: RuntimeError"),
+    (
+        "playground",
+        {"id": "CheetahRun", "banana": 1},
+        "playground CheetahRun has no option 'banana': write some of",
+    ),
+    (
+        "playground",
+        {"id": "CheetahRun", "action_repeat": "x"},
+        "env.action_repeat=x: write a number, such as 1",
+    ),
+    (
+        "playground",
+        {"id": "CheetahRun", "randomized_models": 4},
+        "no domain randomization of CheetahRun: leave it out",
+    ),
+    (
+        "playground",
+        {"id": "CheetahRun", "num_agents": 2},
+        "env.num_agents=2: env=playground has one agent",
+    ),
+    (
+        "playground",
+        {"id": "CheetahRun", "action_repeat": 0},
+        "env.action_repeat=0: write a whole number of",
+    ),
+    (
+        "playground",
+        {"id": "CheetahRun", "sim_dt": -1.0},
+        "env.sim_dt=-1.0, env.ctrl_dt=0.01: write seconds above 0",
+    ),
+    (
+        "craftax",
+        {"id": "Craftax-Symbolic-v1", "day_length": 0},
+        "env.day_length=0: write a whole number of at least 1",
+    ),
+    (
+        "craftax",
+        {"id": "Craftax-Symbolic-v1", "day": 1},
+        "craftax Craftax-Symbolic-v1 has no parameter 'day'",
+    ),
+    (
+        "craftax",
+        {"id": "Craftax-Symbolic-v1", "episode_length": 0},
+        "env.episode_length=0: write a whole number",
+    ),
+    (
+        "craftax",
+        {"id": "Craftax-Symbolic-v1", "metrics": {"gold": "last"}},
+        "has no metric 'gold': write some of",
+    ),
+    (
+        "xminigrid",
+        {"id": "MiniGrid-Empty-5x5", "benchmark": "x"},
+        "xminigrid MiniGrid-Empty-5x5: has no rules",
+    ),
+    (
+        "xminigrid",
+        {"id": "XLand-MiniGrid-R1-9x9", "benchmark": "no.pkl"},
+        "env.benchmark=no.pkl: no such file",
+    ),
+    (
+        "xminigrid",
+        {"id": "MiniGrid-Empty-5x5", "view_size": 4},
+        "env.view_size=4: write an odd number of at least 3",
+    ),
+    (
+        "xminigrid",
+        {"id": "MiniGrid-Empty-5x5", "height": -1},
+        "env.height=-1: write a whole number of at least 1",
+    ),
+    (
+        "xminigrid",
+        {"id": "XLand-MiniGrid-R1-9x9", "grid_type": "R"},
+        "does not take env.grid_type: RuntimeError",
+    ),
     *(
         ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "ruleset": ruleset}, f"env.ruleset{message}")
         for ruleset, message in (
             ({"goal": [3]}, "=.*: write goal, rules, init_tiles"),
             (5, "=5: write goal, rules, init_tiles"),
-            ({"goal": [3, 3, 5], "rules": None, "init_tiles": [[3, 5]]}, ".rules=None: write lists of up to 7 numbers"),
-            ({"goal": [1.5, 3, 5], "rules": [[0]], "init_tiles": [[3, 5]]}, ".goal=.*: write up to 5 numbers"),
+            (
+                {"goal": [3, 3, 5], "rules": None, "init_tiles": [[3, 5]]},
+                ".rules=None: write lists of up to 7 numbers",
+            ),
+            (
+                {"goal": [1.5, 3, 5], "rules": [[0]], "init_tiles": [[3, 5]]},
+                ".goal=.*: write up to 5 numbers",
+            ),
             (
                 {"goal": [99, 3, 5], "rules": [[0]], "init_tiles": [[3, 5]]},
                 ": write a goal below 15 and tiles below 13",
             ),
-            ({"goal": [1, 3, 5], "rules": [[0]], "init_tiles": [[3, 50]]}, ": write colors below 12"),
+            (
+                {"goal": [1, 3, 5], "rules": [[0]], "init_tiles": [[3, 50]]},
+                ": write colors below 12",
+            ),
         )
     ),
-    ("xminigrid", {"id": "XLand-MiniGrid-R1-9x9", "size": 3}, "has no option 'size': write some of grid_type, height"),
-    ("pgx", {"id": "2048", "opponent": "random"}, "env.opponent=random: 2048 has one player: leave it out"),
-    ("pgx", {"id": "2048", "banana": 1}, "pgx 2048 has no option 'banana': write some of opponent, episode_length"),
-    ("pgx", {"id": "go_9x9", "opponent": "expert"}, "env.opponent=expert: write one of random, one_ply"),
-    ("octax", {"id": "pong", "frame_skip": 0}, "env.frame_skip=0: write a whole number of at least 1"),
-    ("octax", {"id": "pong", "banana": 0}, "octax pong has no option 'banana': write some of instruction_frequency"),
-    ("navix", {"id": "Navix-Empty-5x5-v0", "view": "x"}, "env.view=x: write one of first_person, whole, pixels"),
-    ("navix", {"id": "Navix-Empty-5x5-v0", "banana": 1}, "does not take these options: .*banana.*: leave them out"),
-    ("jaxtari", {"id": "pong", "banana": 1}, "jaxtari pong has no option 'banana': write some of view, frame_skip"),
+    (
+        "xminigrid",
+        {"id": "XLand-MiniGrid-R1-9x9", "size": 3},
+        "has no option 'size': write some of grid_type, height",
+    ),
+    (
+        "pgx",
+        {"id": "2048", "opponent": "random"},
+        "env.opponent=random: 2048 has one player: leave it out",
+    ),
+    (
+        "pgx",
+        {"id": "2048", "banana": 1},
+        "pgx 2048 has no option 'banana': write some of opponent, episode_length",
+    ),
+    (
+        "pgx",
+        {"id": "go_9x9", "opponent": "expert"},
+        "env.opponent=expert: write one of random, one_ply",
+    ),
+    (
+        "octax",
+        {"id": "pong", "frame_skip": 0},
+        "env.frame_skip=0: write a whole number of at least 1",
+    ),
+    (
+        "octax",
+        {"id": "pong", "banana": 0},
+        "octax pong has no option 'banana': write some of instruction_frequency",
+    ),
+    (
+        "navix",
+        {"id": "Navix-Empty-5x5-v0", "view": "x"},
+        "env.view=x: write one of first_person, whole, pixels",
+    ),
+    (
+        "navix",
+        {"id": "Navix-Empty-5x5-v0", "banana": 1},
+        "does not take these options: .*banana.*: leave them out",
+    ),
+    (
+        "jaxtari",
+        {"id": "pong", "banana": 1},
+        "jaxtari pong has no option 'banana': write some of view, frame_skip",
+    ),
     ("jaxtari", {"id": "pong", "view": "x"}, "env.view=x: write one of objects, pixels"),
-    ("jaxtari", {"id": "pong", "sticky_actions": 2}, "env.sticky_actions=2: write a number from 0 to 1"),
+    (
+        "jaxtari",
+        {"id": "pong", "sticky_actions": 2},
+        "env.sticky_actions=2: write a number from 0 to 1",
+    ),
 ]
 
 
@@ -352,7 +506,9 @@ def test_wrong_words_give_one_line(suite: str, options: dict, message: str):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("suite", sorted({*PACKAGES, "craftax", "xminigrid", "pgx", "octax", "jaxtari", "navix"}))
+@pytest.mark.parametrize(
+    "suite", sorted({*PACKAGES, "craftax", "xminigrid", "pgx", "octax", "jaxtari", "navix"})
+)
 def test_a_suite_that_is_not_installed_is_named_with_its_extra(suite: str):
     if find_spec(PACKAGES.get(suite, suite)) is not None:
         pytest.skip(f"{suite} is installed")
@@ -376,5 +532,7 @@ def test_an_environment_in_the_style_of_gymnax_is_recognized_by_its_interface(au
     needs("craftax")
     from craftax.craftax_env import make_craftax_env_from_name
 
-    env = envs.make("custom", make=lambda: make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset))
+    env = envs.make(
+        "custom", make=lambda: make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset)
+    )
     assert env.spec.action == Discrete(17) and env.spec.obs.shape == (1345,)

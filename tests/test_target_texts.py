@@ -1,11 +1,18 @@
-"""Reading the texts that XLA writes for a GPU: excerpts of programs compiled for an H100 with JAX 0.10.2.
+"""Reading the texts that XLA writes for a GPU: excerpts of programs compiled for an H100 with JAX
+0.10.2.
 
 Parts that are not read are left out.
 """
 
 import pytest
 
-from jaxrl_fast.targets.program_cost import Launches, count_launches, kernels_of, thunk_names, unordered_scatters
+from jaxrl_fast.targets.program_cost import (
+    Launches,
+    count_launches,
+    kernels_of,
+    thunk_names,
+    unordered_scatters,
+)
 from jaxrl_fast.views.hlo import read_instruction, read_text, trip_count
 
 PROGRAM = """\
@@ -131,7 +138,10 @@ thunk_metadata {
 
 @pytest.fixture(scope="module")
 def kernels() -> dict:
-    return {kernel.name: kernel for kernel in kernels_of(read_text(PROGRAM), ("sample", "learn", "experience"))}
+    return {
+        kernel.name: kernel
+        for kernel in kernels_of(read_text(PROGRAM), ("sample", "learn", "experience"))
+    }
 
 
 def test_kernels_run_as_often_as_their_loop_and_belong_to_the_fragment_that_asked(kernels):
@@ -179,7 +189,9 @@ def test_a_loop_of_unknown_length_makes_the_host_wait():
 
 
 def test_an_instruction_with_brackets_in_its_shape():
-    line = "  %w = (s32[], /*index=1*/f32[8,128]{1,0:T(8,128)}) while(%a, %b), condition=%c, body=%d"
+    line = (
+        "  %w = (s32[], /*index=1*/f32[8,128]{1,0:T(8,128)}) while(%a, %b), condition=%c, body=%d"
+    )
     found = read_instruction(line)
     assert (found.name, found.opcode, found.operands) == ("w", "while", ("a", "b"))
     assert trip_count(found) is None

@@ -1,4 +1,6 @@
-"""``explain target=``: the names of machines, error messages for wrong ones, and measurements on this machine."""
+"""``explain target=``: the names of machines, error messages for wrong ones, and measurements on
+this machine.
+"""
 
 import json
 import subprocess
@@ -35,7 +37,10 @@ def test_a_word_names_devices_and_how_they_are_joined(word, devices, topology):
 @pytest.mark.parametrize(
     ("word", "instead"),
     [
-        ("h300", "target=h300: write h100, h200, tpu-v5e, with a number of devices as in h100:8, or this"),
+        (
+            "h300",
+            "target=h300: write h100, h200, tpu-v5e, with a number of devices as in h100:8, or this",
+        ),
         ("h100:12", "target=h100:12: write a number of devices up to 8, or a multiple of 8"),
         ("h100:0", "write a number of devices up to 8"),
         ("h100:2x4", "write a number of devices up to 8"),
@@ -53,7 +58,10 @@ def test_a_wrong_machine_is_refused_in_one_line(word, instead, capsys):
     ("words", "instead"),
     [
         (("target=h100", "target=h100:8"), "target=h100 target=h100:8: write one target"),
-        (("num_envs=64,many", "target=h100"), "num_envs=64,many: write numbers with commas between them"),
+        (
+            ("num_envs=64,many", "target=h100"),
+            "num_envs=64,many: write numbers with commas between them",
+        ),
         (("placement=nowhere", "target=h100"), "placement=nowhere is unknown"),
     ],
 )
@@ -83,16 +91,27 @@ def test_widths_are_read_only_where_several_are_listed():
 
 
 def test_a_compilers_talk_is_left_out_and_errors_are_not():
-    assert cost_tables.is_compilers_talk("W1123 08:42:03.615707   20162 sort_rewriter.cc:929] Using fallback")
+    assert cost_tables.is_compilers_talk(
+        "W1123 08:42:03.615707   20162 sort_rewriter.cc:929] Using fallback"
+    )
     assert not cost_tables.is_compilers_talk("jaxrl_fast: error: target=h200: write h100")
     assert not cost_tables.is_compilers_talk("Warning: [x] y")
 
 
 def test_this_machine_is_measured(tmp_path):
-    sizes = ("num_envs=8", "algo.rollout_length=8", "algo.num_epochs=1", "total_steps=6400", "placement=fused")
+    sizes = (
+        "num_envs=8",
+        "algo.rollout_length=8",
+        "algo.num_epochs=1",
+        "total_steps=6400",
+        "placement=fused",
+    )
     words = [*CARTPOLE, "target=this", *sizes, "devices=1", f"out={tmp_path}"]
     done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_fast.explain", *words], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "jaxrl_fast.explain", *words],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     facts = json.loads((tmp_path / "graph.json").read_text())["target"]
     assert "measured on 1 cpu" in done.stdout
@@ -109,10 +128,14 @@ def test_kernels_of_a_round_count_what_repeats_within_it():
 
 
 def test_what_else_fits_fills_the_device():
-    """The largest replay buffer and the largest number of environments use exactly the available memory."""
+    """The largest replay buffer and the largest number of environments use exactly the available
+    memory.
+    """
     chip = CHIPS["h100"]
     limit, replay, rest = 0.75 * chip.memory_bytes, 2e9, 1e9
-    cost = ProgramCost(*[None] * len(ProgramCost._fields))._replace(group=0, memory_bytes=int(replay + rest))
+    cost = ProgramCost(*[None] * len(ProgramCost._fields))._replace(
+        group=0, memory_bytes=int(replay + rest)
+    )
     elsewhere = cost._replace(group=1, memory_bytes=10)
     room = room_of([cost, elsewhere], Stored(1000, 0, replay), 64, chip)
     assert room.needed_bytes == replay + rest
@@ -123,7 +146,9 @@ def test_what_else_fits_fills_the_device():
 
 def test_a_run_that_does_not_fit_has_no_room():
     chip = CHIPS["h100"]
-    cost = ProgramCost(*[None] * len(ProgramCost._fields))._replace(group=0, memory_bytes=chip.memory_bytes)
+    cost = ProgramCost(*[None] * len(ProgramCost._fields))._replace(
+        group=0, memory_bytes=chip.memory_bytes
+    )
     room = room_of([cost], Stored(1000, 0, 0.5 * chip.memory_bytes), 64, chip)
     assert room.needed_bytes > room.limit_bytes
     assert room.largest_buffer_size < 1000

@@ -1,6 +1,8 @@
-"""Targets and losses of algorithms, where steps terminate and where they are truncated, against slow NumPy references.
+"""Targets and losses of algorithms, where steps terminate and where they are truncated, against
+slow NumPy references.
 
-Here are the algorithms whose updates no other file compares: PPO's targets, FastTD3, REPPO, IQL, TD3+BC and BC.
+Here are the algorithms whose updates no other file compares: PPO's targets, FastTD3, REPPO, IQL,
+TD3+BC and BC.
 """
 
 import math
@@ -48,7 +50,9 @@ def rollout() -> Transition:
 
 
 def made(algorithm: jf.Algorithm, spec: jf.EnvSpec = SPEC):
-    """Return the parts of an algorithm, and `Learned` with random params by part, for which nothing is compiled."""
+    """Return the parts of an algorithm, and `Learned` with random params by part, for which nothing
+    is compiled.
+    """
     parts = algorithm.build(spec, B).parts
 
     def drawn(shapes):
@@ -66,16 +70,25 @@ def numbers(tree):
 
 
 def check(part, own, peers, data, hyper, losses) -> None:
-    """Compare losses and the slopes of losses with slow functions ``(params) -> loss``, by network and metric."""
+    """Compare losses and the slopes of losses with slow functions ``(params) -> loss``, by network
+    and metric.
+    """
     found = jax.jit(part.gradients)(own, peers, data, KEY, hyper)
     for (network, metric), loss in losses.items():
         params = numbers(own.params[network])
-        np.testing.assert_allclose(found.metrics[metric], loss(params), rtol=2e-4, atol=1e-5, err_msg=metric)
+        np.testing.assert_allclose(
+            found.metrics[metric], loss(params), rtol=2e-4, atol=1e-5, err_msg=metric
+        )
         direction = jax.tree.map(lambda x: RNG.normal(size=x.shape), params)
-        above, below = (loss(jax.tree.map(lambda x, d, h=h: x + h * d, params, direction)) for h in (1e-5, -1e-5))
+        above, below = (
+            loss(jax.tree.map(lambda x, d, h=h: x + h * d, params, direction))
+            for h in (1e-5, -1e-5)
+        )
         pairs = zip(jax.tree.leaves(found.grads[network]), jax.tree.leaves(direction), strict=True)
         slope = sum(np.sum(np.float64(gradient) * d) for gradient, d in pairs)
-        np.testing.assert_allclose(slope, (above - below) / 2e-5, rtol=2e-3, atol=1e-4, err_msg=metric)
+        np.testing.assert_allclose(
+            slope, (above - below) / 2e-5, rtol=2e-3, atol=1e-4, err_msg=metric
+        )
 
 
 def smoothed(action: np.ndarray) -> np.ndarray:
@@ -100,7 +113,11 @@ def mlp(params, obs) -> np.ndarray:
 def q_outputs(params, obs, action) -> np.ndarray:
     """Compute the outputs of an ensemble's networks, or of a single network."""
     inputs = np.concatenate([action, np.float64(obs)], axis=-1)
-    return np.stack([references.mlp(p, inputs) for p in params]) if isinstance(params, tuple) else mlp(params, inputs)
+    return (
+        np.stack([references.mlp(p, inputs) for p in params])
+        if isinstance(params, tuple)
+        else mlp(params, inputs)
+    )
 
 
 def probabilities(outputs) -> np.ndarray:
@@ -127,26 +144,39 @@ def test_advantages_of_ppo_bootstrap_truncated_steps_and_no_terminated_ones():
     hyper = jf.ppo(discount=GAMMA, gae_lambda=0.8).hyper
     got = ppo.targets(values, jax.tree.map(jnp.asarray, steps), hyper)
     for b in range(B):
-        own = (x[:, b] for x in (steps.reward, steps.terminated, steps.truncated, values.now, values.next))
+        own = (
+            x[:, b]
+            for x in (steps.reward, steps.terminated, steps.truncated, values.now, values.next)
+        )
         want = references.gae(*own, GAMMA, 0.8)
         np.testing.assert_allclose(got["advantage"][:, b], want, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(got["value_target"][:, b], want + values.now[:, b], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            got["value_target"][:, b], want + values.now[:, b], rtol=1e-4, atol=1e-5
+        )
 
 
 def rollout_of_agents(shared: bool) -> Transition:
-    """Draw a rollout of two agents, of which some are out, and then get another reward that must not count."""
+    """Draw a rollout of two agents, of which some are out, and then get another reward that must
+    not count.
+    """
     steps = rollout()
     out, next_out = RNG.random((2, T, B, 2)) < 0.3
     reward = steps.reward if shared else RNG.normal(size=(T, B, 2)).astype(np.float32)
     steps = steps._replace(
-        obs={OUT: out}, next_obs={OUT: next_out}, reward=reward, action=np.zeros((T, B, 2), np.int32)
+        obs={OUT: out},
+        next_obs={OUT: next_out},
+        reward=reward,
+        action=np.zeros((T, B, 2), np.int32),
     )
     return jax.tree.map(jnp.asarray, steps)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_targets_of_a_team_stop_with_its_episode(shared: bool):
-    steps, values = rollout_of_agents(shared), Values(*RNG.normal(size=(2, T, B)).astype(np.float32))
+    steps, values = (
+        rollout_of_agents(shared),
+        Values(*RNG.normal(size=(2, T, B)).astype(np.float32)),
+    )
     got = team_targets(values, steps, jf.pqn_vdn(discount=GAMMA, q_lambda=0.7).hyper)["q_target"]
     reward = steps.reward if shared else np.where(steps.obs[OUT], 0.0, steps.reward).sum(-1)
     for b in range(B):
@@ -157,12 +187,17 @@ def test_the_targets_of_a_team_stop_with_its_episode(shared: bool):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_targets_of_an_agent_stop_where_it_leaves_or_the_episode_ends(shared: bool):
-    steps, values = rollout_of_agents(shared), Values(*RNG.normal(size=(2, T, B, 2)).astype(np.float32))
+    steps, values = (
+        rollout_of_agents(shared),
+        Values(*RNG.normal(size=(2, T, B, 2)).astype(np.float32)),
+    )
     spec = SPEC._replace(num_agents=2, shared_reward=shared)
     got = targets_of_agents(spec)(values, steps, jf.ppo(discount=GAMMA, gae_lambda=0.8).hyper)
     np.testing.assert_array_equal(got[TAKES_PART], ~steps.obs[OUT])
     for b, agent in np.ndindex(B, 2):
-        terminated = steps.terminated[:, b] | (False if shared else steps.next_obs[OUT][:, b, agent])
+        terminated = steps.terminated[:, b] | (
+            False if shared else steps.next_obs[OUT][:, b, agent]
+        )
         reward = steps.reward[:, b] if shared else steps.reward[:, b, agent]
         own = values.now[:, b, agent], values.next[:, b, agent]
         want = references.gae(reward, terminated, steps.truncated[:, b], *own, GAMMA, 0.8)
@@ -175,38 +210,80 @@ def test_a_mean_over_agents_leaves_out_those_that_are_out(separate: bool):
     batch = OnPolicyBatch((), (), (), {}, {}, {TAKES_PART: jnp.asarray(takes_part)})
     got = mean_over_agents(separate=separate, masked=True)(jnp.asarray(x), batch)
     each = [x[..., agent][takes_part[..., agent]].mean() for agent in range(2)]
-    np.testing.assert_allclose(np.ravel(got), each if separate else [x[takes_part].mean()], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.ravel(got), each if separate else [x[takes_part].mean()], rtol=1e-5
+    )
     got = mean_over_agents(separate=separate, masked=False)(jnp.asarray(x), batch)
-    np.testing.assert_allclose(np.ravel(got), x.mean((0, 1)) if separate else [x.mean()], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        np.ravel(got), x.mean((0, 1)) if separate else [x.mean()], rtol=1e-4, atol=1e-6
+    )
 
 
 def test_the_critics_of_fast_td3_learn_the_distribution_of_the_lower_one():
-    rates = dict(target_noise=0.4, target_noise_clip=0.3, num_atoms=5, value_min=-2.0, value_max=2.0)
+    rates = dict(
+        target_noise=0.4, target_noise_clip=0.3, num_atoms=5, value_min=-2.0, value_max=2.0
+    )
     algorithm = jf.fast_td3(**REPLAYED, **SMALL, **rates)
     parts, learned = made(algorithm)
     learned["actor"] = bolder(learned["actor"])
-    data, slow, actor = replayed(), numbers(learned["critic"].target["q"]), numbers(learned["actor"].params["policy"])
+    data, slow, actor = (
+        replayed(),
+        numbers(learned["critic"].target["q"]),
+        numbers(learned["actor"].params["policy"]),
+    )
     action = smoothed(np.tanh(mlp(actor, data.next_obs)))
     following = probabilities(q_outputs(slow, data.next_obs, action))[:, 0]
     lower = (following * ATOMS).sum(-1).argmin(0)
     assert 0 < lower.sum() < B
     wanted = np.stack(
-        [projected(data.reward[0, b] + data.bootstrap[0, b] * ATOMS, following[lower[b], b]) for b in range(B)]
+        [
+            projected(data.reward[0, b] + data.bootstrap[0, b] * ATOMS, following[lower[b], b])
+            for b in range(B)
+        ]
     )
 
     def critic_loss(params):
-        return -np.sum(wanted * references.log_softmax(q_outputs(params, data.obs, unit(data.action)))[:, 0]) / B
+        return (
+            -np.sum(
+                wanted
+                * references.log_softmax(q_outputs(params, data.obs, unit(data.action)))[:, 0]
+            )
+            / B
+        )
 
     def policy_loss(params):
-        outputs = q_outputs(numbers(learned["critic"].params["q"]), data.obs, np.tanh(mlp(params, data.obs)))
+        outputs = q_outputs(
+            numbers(learned["critic"].params["q"]), data.obs, np.tanh(mlp(params, data.obs))
+        )
         return -(probabilities(outputs) * ATOMS).sum(-1).min(0).mean()
 
-    check(parts["critic"], learned["critic"], learned, data, algorithm.hyper, {("q", "critic_loss"): critic_loss})
-    check(parts["actor"], learned["actor"], learned, data, algorithm.hyper, {("policy", "policy_loss"): policy_loss})
+    check(
+        parts["critic"],
+        learned["critic"],
+        learned,
+        data,
+        algorithm.hyper,
+        {("q", "critic_loss"): critic_loss},
+    )
+    check(
+        parts["actor"],
+        learned["actor"],
+        learned,
+        data,
+        algorithm.hyper,
+        {("policy", "policy_loss"): policy_loss},
+    )
 
 
 def small_reppo() -> jf.Algorithm:
-    rates = dict(discount=GAMMA, return_lambda=0.7, kl_bound=0.3, max_return=2.0, num_atoms=5, layer_norm=False)
+    rates = dict(
+        discount=GAMMA,
+        return_lambda=0.7,
+        kl_bound=0.3,
+        max_return=2.0,
+        num_atoms=5,
+        layer_norm=False,
+    )
     return jf.reppo(**SMALL, **rates, rollout_length=T, num_minibatches=1, num_epochs=1)
 
 
@@ -226,7 +303,11 @@ def shares_around(target: float) -> np.ndarray:
 def test_the_critic_of_reppo_learns_soft_lambda_returns():
     algorithm = small_reppo()
     parts, learned = made(algorithm)
-    steps, actor, own = rollout(), numbers(learned["actor"].params), numbers(learned["critic"].params["q"])
+    steps, actor, own = (
+        rollout(),
+        numbers(learned["actor"].params),
+        numbers(learned["critic"].params["q"]),
+    )
     data = OnPolicyBatch(steps.obs, steps.action, steps.first, {}, {}, {}, steps)
     mean, scale = normal_of(mlp(actor["policy"], steps.next_obs))
     raw = mean + scale * noise((T, B, 1))
@@ -243,7 +324,14 @@ def test_the_critic_of_reppo_learns_soft_lambda_returns():
         outputs = q_outputs(params, steps.obs, unit(steps.action))
         return -(wanted * references.log_softmax(outputs)).sum(-1).mean()
 
-    check(parts["critic"], learned["critic"], learned, data, algorithm.hyper, {("q", "critic_loss"): loss})
+    check(
+        parts["critic"],
+        learned["critic"],
+        learned,
+        data,
+        algorithm.hyper,
+        {("q", "critic_loss"): loss},
+    )
 
 
 def test_the_policy_of_reppo_is_pulled_back_where_it_has_left_the_bound():
@@ -270,7 +358,14 @@ def test_the_policy_of_reppo_is_pulled_back_where_it_has_left_the_bound():
         return np.where(kl < 0.3, inside, weight * kl).mean()
 
     assert 0 < (divergence(own["policy"]) < 0.3).sum() < T * B
-    check(parts["actor"], learned["actor"], learned, data, algorithm.hyper, {("policy", "policy_loss"): loss})
+    check(
+        parts["actor"],
+        learned["actor"],
+        learned,
+        data,
+        algorithm.hyper,
+        {("policy", "policy_loss"): loss},
+    )
 
 
 def test_iql_learns_an_expectile_values_of_the_next_step_and_weighted_actions():
@@ -294,12 +389,21 @@ def test_iql_learns_an_expectile_values_of_the_next_step_and_weighted_actions():
     def policy_loss(params):
         free = params["free"]["outputs"]
         mean, deviation = np.tanh(mlp(params, data.obs)), np.exp(np.clip(free, -5.0, 2.0))
-        log_prob = -0.5 * ((taken - mean) / deviation) ** 2 - np.log(deviation) - 0.5 * np.log(2 * np.pi)
+        log_prob = (
+            -0.5 * ((taken - mean) / deviation) ** 2 - np.log(deviation) - 0.5 * np.log(2 * np.pi)
+        )
         return -np.mean(np.minimum(np.exp(2.0 * advantage), 100.0) * log_prob[..., 0])
 
     wanted = {("value", "value_loss"): value_loss, ("q", "critic_loss"): critic_loss}
     check(parts["critic"], critic, learned, data, algorithm.hyper, wanted)
-    check(parts["actor"], learned["actor"], learned, data, algorithm.hyper, {("policy", "policy_loss"): policy_loss})
+    check(
+        parts["actor"],
+        learned["actor"],
+        learned,
+        data,
+        algorithm.hyper,
+        {("policy", "policy_loss"): policy_loss},
+    )
 
 
 def test_td3_bc_pays_for_the_distance_to_recorded_actions_where_there_are_any():
@@ -319,7 +423,9 @@ def test_td3_bc_pays_for_the_distance_to_recorded_actions_where_there_are_any():
     def critic_loss(params):
         return 0.5 * np.sum((q_outputs(params, data.obs, taken)[..., 0] - target) ** 2) / B
 
-    own = q_outputs(critic, data.obs, np.tanh(mlp(numbers(learned["actor"].params["policy"]), data.obs)))[0]
+    own = q_outputs(
+        critic, data.obs, np.tanh(mlp(numbers(learned["actor"].params["policy"]), data.obs))
+    )[0]
     size = np.abs(own).mean()  # a constant, through which no gradient goes
 
     def policy_loss(params):
@@ -327,8 +433,22 @@ def test_td3_bc_pays_for_the_distance_to_recorded_actions_where_there_are_any():
         value = q_outputs(critic, data.obs, action)[0]
         return -value.mean() / size + 0.4 * np.mean((action - taken) ** 2)
 
-    check(parts["critic"], learned["critic"], learned, data, algorithm.hyper, {("q", "critic_loss"): critic_loss})
-    check(parts["actor"], learned["actor"], learned, data, algorithm.hyper, {("policy", "policy_loss"): policy_loss})
+    check(
+        parts["critic"],
+        learned["critic"],
+        learned,
+        data,
+        algorithm.hyper,
+        {("q", "critic_loss"): critic_loss},
+    )
+    check(
+        parts["actor"],
+        learned["actor"],
+        learned,
+        data,
+        algorithm.hyper,
+        {("policy", "policy_loss"): policy_loss},
+    )
 
 
 @pytest.mark.parametrize("discrete", [False, True])
@@ -346,6 +466,15 @@ def test_bc_repeats_the_action_of_the_step_among_those_that_are_allowed(discrete
         if not discrete:
             return np.mean((np.tanh(mlp(params, data.obs)) - unit(data.action)) ** 2)
         logits = np.where(mask, mlp(params, data.obs["x"]), -np.inf)
-        return -np.take_along_axis(references.log_softmax(logits), data.action[..., None], -1).mean()
+        return -np.take_along_axis(
+            references.log_softmax(logits), data.action[..., None], -1
+        ).mean()
 
-    check(parts["actor"], learned["actor"], {}, data, algorithm.hyper, {("policy", "policy_loss"): loss})
+    check(
+        parts["actor"],
+        learned["actor"],
+        {},
+        data,
+        algorithm.hyper,
+        {("policy", "policy_loss"): loss},
+    )

@@ -21,8 +21,16 @@ LOW, HIGH = (float(bound[0]) for bound in (SPEC.action.low, SPEC.action.high))
 
 
 def small_td3(**options):
-    sizes = dict(policy_hidden=(3,), critic_hidden=(3,), batch_size=8, buffer_size=64, updates_per_tick=1)
-    rates = dict(learning_rate=0.01, actor_learning_rate_ratio=0.5, discount=GAMMA, tau=0.1, max_grad_norm=0.2)
+    sizes = dict(
+        policy_hidden=(3,), critic_hidden=(3,), batch_size=8, buffer_size=64, updates_per_tick=1
+    )
+    rates = dict(
+        learning_rate=0.01,
+        actor_learning_rate_ratio=0.5,
+        discount=GAMMA,
+        tau=0.1,
+        max_grad_norm=0.2,
+    )
     noise = dict(target_noise=0.4, target_noise_clip=0.3, exploration_noise=0.2)
     return jf.td3(**sizes | rates | noise | dict(activation="tanh", warmup_steps=0) | options)
 
@@ -55,7 +63,9 @@ def made(**options):
         name: jax.jit(lambda key, part=part: init_part(part, key, hyper))(jax.random.key(i))
         for i, (name, part) in enumerate(parts.items())
     }
-    moved = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), states["actor"].learned.target)
+    moved = jax.tree.map(
+        lambda x: x + RNG.normal(size=x.shape).astype(np.float32), states["actor"].learned.target
+    )
     actor = states["actor"]._replace(learned=states["actor"].learned._replace(target=moved))
     return parts, hyper, states | {"actor": actor}
 
@@ -65,7 +75,11 @@ def test_two_critic_updates_equal_numpy(num_critics: int):
     """Compute the target: the least critic, at the target policy's action with clipped noise."""
     parts, hyper, states = made(num_critics=num_critics)
     state, peers = states["critic"], {"actor": states["actor"].learned}
-    step = jax.jit(lambda state, data, key, count: update(parts["critic"], state, peers, data, key, hyper, count))
+    step = jax.jit(
+        lambda state, data, key, count: update(
+            parts["critic"], state, peers, data, key, hyper, count
+        )
+    )
     treedef = jax.tree.structure(state.learned.params["q"])
     leaves, slow = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in state.learned)
     adam = references.Adam(0.01, 0.2)
@@ -73,12 +87,21 @@ def test_two_critic_updates_equal_numpy(num_critics: int):
         data, key = batch(), jax.random.key(count)
         noise = np.clip(0.4 * np.float64(jax.random.normal(key, (1, B, 1))), -0.3, 0.3)
         state, metrics, _ = step(state, data, key, jnp.int32(count))
-        unit = np.clip(actions(numbers(peers["actor"].target["policy"]), data.next_obs) + noise, -1.0, 1.0)
-        wanted = data.reward + data.bootstrap * q_values(treedef.unflatten(slow), data.next_obs, unit).min(0)
+        unit = np.clip(
+            actions(numbers(peers["actor"].target["policy"]), data.next_obs) + noise, -1.0, 1.0
+        )
+        wanted = data.reward + data.bootstrap * q_values(
+            treedef.unflatten(slow), data.next_obs, unit
+        ).min(0)
         taken = (np.float64(data.action) - LOW) / (HIGH - LOW) * 2 - 1
 
         def loss(leaves, data=data, taken=taken, wanted=wanted):
-            return 0.5 * ((q_values(treedef.unflatten(leaves), data.obs, taken) - wanted) ** 2).mean((1, 2)).sum()
+            return (
+                0.5
+                * ((q_values(treedef.unflatten(leaves), data.obs, taken) - wanted) ** 2)
+                .mean((1, 2))
+                .sum()
+            )
 
         np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
         leaves = adam.step(leaves, references.gradient(loss, leaves))
@@ -92,7 +115,9 @@ def test_two_actor_updates_equal_numpy():
     parts, hyper, states = made()
     state, critic = states["actor"], states["critic"].learned
     step = jax.jit(
-        lambda state, data: update(parts["actor"], state, {"critic": critic}, data, jax.random.key(0), hyper)
+        lambda state, data: update(
+            parts["actor"], state, {"critic": critic}, data, jax.random.key(0), hyper
+        )
     )
     treedef = jax.tree.structure(state.learned.params["policy"])
     leaves, slow = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in state.learned)
@@ -113,18 +138,29 @@ def test_two_actor_updates_equal_numpy():
 
 
 def test_updates_with_all_options_equal_numpy():
-    """Random critics in the target, dropout, weights and priorities; the policy maximizes the mean of all critics."""
-    options = dict(num_critics=3, target_critics=2, critic_dropout=0.4, priority_exponent=0.5, target_noise=0.0)
+    """Random critics in the target, dropout, weights and priorities; the policy maximizes the mean
+    of all critics.
+    """
+    options = dict(
+        num_critics=3, target_critics=2, critic_dropout=0.4, priority_exponent=0.5, target_noise=0.0
+    )
     parts, hyper, states = made(**options, policy_delay=1, max_grad_norm=1e6)
     critic, actor = states["critic"], states["actor"]
-    slow = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), critic.learned.target)
+    slow = jax.tree.map(
+        lambda x: x + RNG.normal(size=x.shape).astype(np.float32), critic.learned.target
+    )
     critic = critic._replace(learned=critic.learned._replace(target=slow))
     data = batch()._replace(weight=RNG.uniform(0.2, 1.0, (1, B)).astype(np.float32))
-    key, given = jax.random.key(5), (jnp.ones((1, B, 2)), jnp.zeros((1, B), bool), jnp.ones((1, B, 1)))
+    key, given = (
+        jax.random.key(5),
+        (jnp.ones((1, B, 2)), jnp.zeros((1, B), bool), jnp.ones((1, B, 1))),
+    )
 
     def values(obs, unit, use):
         net = with_dropout(parts["critic"].networks["q"], key, use)
-        masks = references.dropout_masks(lambda: net.apply(critic.learned.params["q"], (), *given), 3)
+        masks = references.dropout_masks(
+            lambda: net.apply(critic.learned.params["q"], (), *given), 3
+        )
         inputs = np.concatenate([unit, np.float64(obs)], axis=-1)[0]
         return lambda params: np.stack(
             [references.mlp(p, inputs, m, 0.4)[:, 0] for p, m in zip(params, masks, strict=True)]
@@ -132,7 +168,9 @@ def test_updates_with_all_options_equal_numpy():
 
     unit = actions(numbers(actor.learned.target["policy"]), data.next_obs)
     next_q = values(data.next_obs, unit, "target")(numbers(critic.learned.target["q"]))
-    chosen = np.asarray(jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), 3))[:2]
+    chosen = np.asarray(jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), 3))[
+        :2
+    ]
     assert (data.bootstrap * (np.minimum(*next_q[chosen]) - next_q.min(0))).max() > 0.1
     target = (data.reward + data.bootstrap * np.minimum(*next_q[chosen]))[0]
     own = values(data.obs, (np.float64(data.action) - LOW) / (HIGH - LOW) * 2 - 1, "loss")
@@ -142,10 +180,15 @@ def test_updates_with_all_options_equal_numpy():
         return 0.5 * (data.weight * (own(treedef.unflatten(leaves)) - target) ** 2).mean(1).sum()
 
     leaves = [np.float64(x) for x in jax.tree.leaves(critic.learned.params)]
-    step = jax.jit(lambda name, state, peers: update(parts[name], state, peers, data, key, hyper), static_argnums=0)
+    step = jax.jit(
+        lambda name, state, peers: update(parts[name], state, peers, data, key, hyper),
+        static_argnums=0,
+    )
     found, metrics, priorities = step("critic", critic, {"actor": actor.learned})
     np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
-    np.testing.assert_allclose(priorities, np.abs(own(treedef.unflatten(leaves)) - target).mean(0), rtol=1e-4)
+    np.testing.assert_allclose(
+        priorities, np.abs(own(treedef.unflatten(leaves)) - target).mean(0), rtol=1e-4
+    )
     wanted = references.Adam(0.01, 1e6).step(leaves, references.gradient(loss, leaves))
     for got, want in zip(jax.tree.leaves(found.learned.params), wanted, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
@@ -160,8 +203,14 @@ def test_every_environment_explores_with_a_noise_of_its_own():
     agent = bind(small_td3(noise_spread=4.0), SPEC, num_envs)
     state = init_part(agent.parts["actor"], jax.random.key(0), agent.hyper)
     learned, acting = {"actor": state.learned}, agent.acting
-    obs, first, carry = jnp.ones((num_envs, 2)), jnp.zeros(num_envs, bool), acting.initial_carry(num_envs)
-    explore = jax.jit(jax.vmap(lambda key: acting.explore(learned, carry, obs, first, key, agent.hyper)[0]))
+    obs, first, carry = (
+        jnp.ones((num_envs, 2)),
+        jnp.zeros(num_envs, bool),
+        acting.initial_carry(num_envs),
+    )
+    explore = jax.jit(
+        jax.vmap(lambda key: acting.explore(learned, carry, obs, first, key, agent.hyper)[0])
+    )
     action = np.asarray(explore(jax.random.split(jax.random.key(1), draws)))[..., 0]
     unit = (action - LOW) / (HIGH - LOW) * 2 - 1
     greedy, _ = acting.greedy(
@@ -192,5 +241,7 @@ def test_what_cannot_be_is_refused(options, message):
 
 
 def test_discrete_actions_are_refused():
-    with pytest.raises(ValueError, match="algo=td3 does not work with the discrete actions of line: write algo=dqn"):
+    with pytest.raises(
+        ValueError, match="algo=td3 does not work with the discrete actions of line: write algo=dqn"
+    ):
         bind(small_td3(), tiny.line(discrete=True).spec, 4)

@@ -1,5 +1,5 @@
-"""Features of other packages that may disappear in their next version: private names, options of XLA, JAX's
-configuration, an event, arguments.
+"""Features of other packages that may disappear in their next version: private names, options of
+XLA, JAX's configuration, an event, arguments.
 
 Each is checked by name, before the tests that would fail without it.
 """
@@ -21,9 +21,17 @@ from jaxrl_fast.runtime.xla_options import xla_knows
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [
-    p for folder in ("jaxrl_fast", "envs", "tests", "experiments", "docs") for p in ROOT.glob(f"{folder}/**/*.py")
+    p
+    for folder in ("jaxrl_fast", "envs", "tests", "experiments", "docs")
+    for p in ROOT.glob(f"{folder}/**/*.py")
 ]
-TEXTS = [*SOURCES, *ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "Makefile", ROOT / ".ci" / "run"]
+TEXTS = [
+    *SOURCES,
+    *ROOT.glob("docs/**/*.md"),
+    ROOT / "README.md",
+    ROOT / "Makefile",
+    ROOT / ".ci" / "run",
+]
 
 NAMES = {
     "jax._src.compiler.compile_or_get_cached": "the costs of tests",
@@ -36,8 +44,13 @@ NAMES = {
 }
 """Private names, and features that only they provide."""
 MEMBERS = {"_cache_size": jax.jit(lambda x: x)}
-"""Private names of objects, such as this one, which gives the number of compilations of a function in tests."""
-IN_SOURCE = {"_in_axes": "brax.envs.wrappers.training", "_max_episode_steps": "gymnasium.wrappers.common"}
+"""Private names of objects, such as this one, which gives the number of compilations of a function
+in tests.
+"""
+IN_SOURCE = {
+    "_in_axes": "brax.envs.wrappers.training",
+    "_max_episode_steps": "gymnasium.wrappers.common",
+}
 """Private names of instances, and the module that sets them."""
 OPTIONS = {
     "xla_backend_optimization_level": 1,
@@ -82,7 +95,11 @@ SETTINGS = {
 }
 """Options of JAX, by `jax.config` or as variables."""
 ARGUMENTS = {
-    "jax.distributed.initialize": {"cluster_detection_method", "heartbeat_timeout_seconds", "local_device_ids"},
+    "jax.distributed.initialize": {
+        "cluster_detection_method",
+        "heartbeat_timeout_seconds",
+        "local_device_ids",
+    },
     "orbax.checkpoint.PyTreeCheckpointHandler": {"use_compression", "multiprocessing_options"},
     "orbax.checkpoint.Checkpointer": {"multiprocessing_options"},
     "orbax.checkpoint.options.MultiprocessingOptions": {"primary_host", "active_processes"},
@@ -107,7 +124,8 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
 """The version of JAX from which programs do without these options."""
 FLAGS = {
-    compilation.OLDER_EMITTERS: True,  # XLA accepts any name there; the next test shows that this one acts
+    # XLA accepts any name there; the next test shows that this one acts
+    compilation.OLDER_EMITTERS: True,
     compilation.ONE_PART: True,
     compilation.FEW_OPTIMIZATIONS: True,
     "--xla_cpu_use_fusion_emitters=false": jax.__version_info__ < (0, 11),
@@ -125,12 +143,18 @@ def missing() -> Iterator[str]:
             yield name
         else:
             known = inspect.signature(found).parameters if name in ARGUMENTS else {}
-            yield from (f"{name}({argument}=)" for argument in ARGUMENTS.get(name, set()) - set(known))
+            yield from (
+                f"{name}({argument}=)" for argument in ARGUMENTS.get(name, set()) - set(known)
+            )
     yield from (name for name, owner in MEMBERS.items() if not hasattr(owner, name))
     for name, module in IN_SOURCE.items():
         if name not in inspect.getsource(pkgutil.resolve_name(module)):
             yield f"{module}'s {name}"
-    yield from (f"option {name}" for name, value in OPTIONS.items() if not _gone(name) and not xla_knows(name, value))
+    yield from (
+        f"option {name}"
+        for name, value in OPTIONS.items()
+        if not _gone(name) and not xla_knows(name, value)
+    )
     yield from (f"setting {name}" for name in SETTINGS if name not in jax.config.values)
 
 
@@ -143,8 +167,12 @@ def test_what_nobody_promises_is_there():
 
     with quiet():
         lacking = list(missing())
-    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "orbax-checkpoint", "brax"))
-    assert not lacking, f"{versions} lack {', '.join(lacking)}: fix this first, other tests depend on it"
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("jax", "jaxlib", "orbax-checkpoint", "brax")
+    )
+    assert not lacking, (
+        f"{versions} lack {', '.join(lacking)}: fix this first, other tests depend on it"
+    )
 
 
 @pytest.mark.parametrize("option", GONE)
@@ -159,7 +187,9 @@ def test_this_version_has_the_flags_with_which_tests_compile_fast(flag: str):
 
 def test_tests_are_compiled_by_the_older_code_for_fused_operations():
     text = jax.jit(lambda x: jnp.tanh(x).sum()).lower(jnp.ones(1_000)).compile().as_text()
-    assert "tanh" in text and "wrapped_" not in text  # the newer code makes a fusion of each operation
+    assert (
+        "tanh" in text and "wrapped_" not in text
+    )  # the newer code makes a fusion of each operation
 
 
 def test_programs_found_on_disk_are_told_of():
@@ -176,15 +206,21 @@ def test_programs_found_on_disk_are_told_of():
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         jax.monitoring.unregister_event_listener(listen)
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert {EVENT, COMPILED} <= set(told), f"JAX {jax.__version__} does not report {EVENT} or {COMPILED}"
+    assert {EVENT, COMPILED} <= set(told), (
+        f"JAX {jax.__version__} does not report {EVENT} or {COMPILED}"
+    )
 
 
 def test_the_lists_are_complete():
     text = "\n".join(path.read_text() for path in TEXTS if path != Path(__file__))
-    private = {name for name in re.findall(r"\bjax\._src[\w.]*", text) if name.rpartition(".")[2] != "_src"}
+    private = {
+        name for name in re.findall(r"\bjax\._src[\w.]*", text) if name.rpartition(".")[2] != "_src"
+    }
     assert private == {name for name in NAMES if name.startswith("jax.")}
     assert set(re.findall(r"\bxla_\w+", text)) - OTHERWISE == set(OPTIONS)
-    settings = re.findall(r'config\.update\(\s*"(\w+)"', text) + re.findall(r"jax\.config\.(jax_\w+)", text)
+    settings = re.findall(r'config\.update\(\s*"(\w+)"', text) + re.findall(
+        r"jax\.config\.(jax_\w+)", text
+    )
     variables = set(re.findall(r"\b(JAX_[A-Z_]+)(?:\"|=\w)", text)) - {"JAX_COORDINATOR_PORT"}
     assert {*settings, *map(str.lower, variables)} == SETTINGS
     assert set(re.findall(r'"(/jax/[\w/]+)"', text)) == {EVENT, COMPILED}
@@ -192,7 +228,16 @@ def test_the_lists_are_complete():
 
 PEERS = sorted(ROOT.glob("experiments/bench/peer_*.py"))
 """They run with the exact versions of a lock file."""
-DOCUMENTED = {"_asdict", "_config", "_current_frames", "_exit", "_fields", "_make", "_replace", "_repr_html_"}
+DOCUMENTED = {
+    "_asdict",
+    "_config",
+    "_current_frames",
+    "_exit",
+    "_fields",
+    "_make",
+    "_replace",
+    "_repr_html_",
+}
 
 
 def test_no_other_private_name_is_used():
@@ -204,15 +249,25 @@ def test_no_other_private_name_is_used():
 
 
 def private_names(tree: ast.Module) -> Iterator[str]:
-    """Return the names with an underscore that a file takes from anything but itself, this project and its objects."""
+    """Return the names with an underscore that a file takes from anything but itself, this project
+    and its objects.
+    """
     nodes = list(ast.walk(tree))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    own = {a.asname or a.name for node in imports for a in node.names if _is_ours(node.module or "")} | {"self", "cls"}
+    own = {
+        a.asname or a.name for node in imports for a in node.names if _is_ours(node.module or "")
+    } | {"self", "cls"}
     for node in imports:
         parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-        yield from (p for p in parts if p.startswith("_") and p != "__future__" and not _is_ours(node.module or ""))
+        yield from (
+            p
+            for p in parts
+            if p.startswith("_") and p != "__future__" and not _is_ours(node.module or "")
+        )
     for node in nodes:
-        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in own):
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in own
+        ):
             yield from re.findall(r"^_[a-z]\w*", node.attr)
 
 

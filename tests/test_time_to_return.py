@@ -1,5 +1,5 @@
-"""Wall-clock time to a return, and the measurement of Ray: the counts of the experiments, the texts of their pages,
-and Blackjack's rules.
+"""Wall-clock time to a return, and the measurement of Ray: the counts of the experiments, the texts
+of their pages, and Blackjack's rules.
 
 Nothing is timed here.
 """
@@ -40,7 +40,11 @@ def test_every_row_is_a_run_and_every_peer_has_what_it_must_be(name):
 
 
 def test_the_first_evaluation_at_the_return_counts():
-    assert reached_s(CURVE, 4.0) == 9.0 and reached_s(CURVE, 4.5) == 15.0 and reached_s(CURVE, 6.0) is None
+    assert (
+        reached_s(CURVE, 4.0) == 9.0
+        and reached_s(CURVE, 4.5) == 15.0
+        and reached_s(CURVE, 6.0) is None
+    )
     assert reached_s([{"returns": [3.0, 5.0], "wall_s": 7}], 4.0) == 7.0
 
 
@@ -53,11 +57,16 @@ def test_a_seed_that_never_got_there_is_longer_than_any():
 
 def test_ratios_are_taken_seed_by_seed_and_never_to_an_earlier_run():
     row = ROWS["halfcheetah_v5"]
-    found = {"`algo=sac`": [{"reached_s": 10.0}, {"reached_s": 30.0}], "SBX SAC": [{"reached_s": 40.0}]}
+    found = {
+        "`algo=sac`": [{"reached_s": 10.0}, {"reached_s": 30.0}],
+        "SBX SAC": [{"reached_s": 40.0}],
+    }
     said = beside(row, found, "`algo=sac`")
     assert said.startswith("**0.25 ×** [0.25, 0.25] SBX<br>– Stable-Baselines3")
     lines = row_lines(row, {})
-    assert any("not run yet; an earlier run" in line for line in lines) and not any("**" in line for line in lines)
+    assert any("not run yet; an earlier run" in line for line in lines) and not any(
+        "**" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize("name", ablation.PARTS)
@@ -72,19 +81,28 @@ def test_every_way_of_the_ablation_is_a_run(name):
 def test_an_idea_is_worth_what_the_same_seeds_took_without_it():
     way = list(ablation.COMMON)[1]
     runs = {
-        ablation.AS_IT_IS: [{"reached_s": 10.0, "curve": CURVE}, {"reached_s": 20.0, "curve": CURVE}],
+        ablation.AS_IT_IS: [
+            {"reached_s": 10.0, "curve": CURVE},
+            {"reached_s": 20.0, "curve": CURVE},
+        ],
         way: [{"reached_s": 15.0, "curve": CURVE}, {"reached_s": None, "curve": CURVE[:1]}],
     }
     assert ablation.worth(runs, way) == ([15.0], [1.5])
     assert ablation.worth(runs, ablation.AS_IT_IS) == ([10.0, 20.0], [1.0, 1.0])
     assert ablation.speed(runs, way) == "3"
     said = ablation.table({"rows": {"halfcheetah": runs}})
-    assert f"| {ablation.LABELS[way]} | 15 | 1.50 | 40 | 3 | 1 of 2 |" in said and "| not run yet |" in said
+    assert (
+        f"| {ablation.LABELS[way]} | 15 | 1.50 | 40 | 3 | 1 of 2 |" in said
+        and "| not run yet |" in said
+    )
 
 
 def test_a_run_is_followed_until_the_return_and_then_stopped(tmp_path):
     with open(tmp_path / "evals.csv", "w", newline="") as file:
-        rows = [dict.fromkeys(EVAL_COLUMNS, 0) | {"env_steps": s, "return": r} for s, r in ((8, 1), (8, 3), (16, 9))]
+        rows = [
+            dict.fromkeys(EVAL_COLUMNS, 0) | {"env_steps": s, "return": r}
+            for s, r in ((8, 1), (8, 3), (16, 9))
+        ]
         writer = csv.DictWriter(file, EVAL_COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
@@ -98,14 +116,23 @@ def test_a_run_is_followed_until_the_return_and_then_stopped(tmp_path):
 
 def test_the_page_of_q_learning_says_what_was_not_run():
     run = {"seconds": 2.0, "total_s": 3.0, "return": -0.1}
-    rows = {"500": {name: [run] for name in q_learning.CONTENDERS} | {"ours, pool": [run | {"seconds": 1.0}]}}
+    rows = {
+        "500": {name: [run] for name in q_learning.CONTENDERS}
+        | {"ours, pool": [run | {"seconds": 1.0}]}
+    }
     lines = q_learning.page({"rows": rows, "rounds": 500}, q_learning.CONTENDERS).splitlines()
     assert "| 500 | ours, pool | 1.0 [1.0, 1.0] | 0.50 [0.50, 0.50] |" in lines[2]
     assert lines[-2:] == ["| 1,000 | not run yet | | | | | |", "| 2,000 | not run yet | | | | | |"]
 
 
 def test_the_page_of_inference_says_how_often_ray_takes_as_long_and_its_bound():
-    took = {"ours": 2.0, "Ray, tuned": 6.0, "Ray, as written": 12.0, "ma-gym alone": 1.5, "ours, compiled": 0.5}
+    took = {
+        "ours": 2.0,
+        "Ray, tuned": 6.0,
+        "Ray, as written": 12.0,
+        "ma-gym alone": 1.5,
+        "ours, compiled": 0.5,
+    }
     rows = {"4": {name: [{"seconds": {"64": seconds}}] for name, seconds in took.items()}}
     del rows["4"]["Ray, as written"][0]["seconds"]["64"]
     rows["4"]["ours"][0]["seconds"]["1"] = 2.0
@@ -114,7 +141,9 @@ def test_the_page_of_inference_says_how_often_ray_takes_as_long_and_its_bound():
     assert "| 4 | 1 | ours | 2.0 [2.0, 2.0] | 4.00 × [4.00, 4.00] | 1.00 × [1.00, 1.00] |" in lines
     assert "| 4 | 64 | ours | 2.0 [2.0, 2.0] | 3.00 × [3.00, 3.00] | 4.00 × [4.00, 4.00] |" in lines
     assert lines[-1] == "| 10 | | not run yet | | | |"
-    assert agents_inference.per_100_000({"64": {"seconds": 1.0}}, "64x1000") == pytest.approx(100_000 / 960)
+    assert agents_inference.per_100_000({"64": {"seconds": 1.0}}, "64x1000") == pytest.approx(
+        100_000 / 960
+    )
 
 
 class Dealt:

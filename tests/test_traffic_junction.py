@@ -20,7 +20,9 @@ STEPS = 300
 
 
 class Junction:
-    """Drive the cars one after another over a dictionary of taken cells; arguments decide which car enters where."""
+    """Drive the cars one after another over a dictionary of taken cells; arguments decide which car
+    enters where.
+    """
 
     def __init__(self, num_cars: int) -> None:
         self.cells: dict[tuple, int] = {}
@@ -29,7 +31,12 @@ class Junction:
 
     def enter(self, car: int, gate: tuple, heading: tuple, route: int) -> None:
         assert gate not in self.cells
-        self.at[car], self.heading[car], self.route[car], self.cells[gate] = gate, heading, route, car
+        self.at[car], self.heading[car], self.route[car], self.cells[gate] = (
+            gate,
+            heading,
+            route,
+            car,
+        )
 
     def step(self, gas: np.ndarray) -> list[float]:
         rewards = [0.0] * len(self.age)
@@ -82,7 +89,10 @@ def test_cars_move_collide_see_and_are_paid_as_in_ma_gym(num_cars: int):
                 known.add(int(car))
                 gate = int(state.gate[car])
                 junction.enter(
-                    int(car), traffic_junction.GATES[gate], traffic_junction.HEADINGS[gate], int(state.route[car])
+                    int(car),
+                    traffic_junction.GATES[gate],
+                    traffic_junction.HEADINGS[gate],
+                    int(state.route[car]),
                 )
         np.testing.assert_allclose(obs["view"], views(junction, num_cars), atol=1e-6)
         assert set(np.flatnonzero(~np.asarray(obs[OUT]))) == set(junction.at) - junction.done

@@ -15,7 +15,14 @@ from determinism import digest
 
 ROOT = Path(__file__).parent.parent
 
-SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]
+SMALL = [
+    "env=cartpole",
+    "algo=ppo",
+    "tuned=false",
+    "num_envs=4",
+    "eval.episodes=2",
+    "algo.num_epochs=1",
+]
 
 
 def begin(folder: Path, command: str, *words: str) -> subprocess.Popen:
@@ -121,7 +128,14 @@ def test_what_the_machine_chose_is_shown_and_kept(trained):
 
 
 def test_a_named_placement_trains_on_the_devices_it_is_given(commands, tmp_path):
-    words = [*SMALL, "total_steps=4000", "placement=sharded_sampling", "devices=2", "run_dir=run", "eval.beside=false"]
+    words = [
+        *SMALL,
+        "total_steps=4000",
+        "placement=sharded_sampling",
+        "devices=2",
+        "run_dir=run",
+        "eval.beside=false",
+    ]
     status, out, err = commands.run(tmp_path, "train", *words, trains=True)
     assert (status, err) == (0, "")
     assert "placement sharded_sampling on 2 devices\n" in out
@@ -164,7 +178,9 @@ gc.collect()
 Unrelated()
 time.sleep(3600)
 """)
-    done = subprocess.run([sys.executable, "collected.py"], cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "collected.py"], cwd=tmp_path, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr.startswith("\nstopped before training\n")
     assert "SystemExit" not in done.stderr
@@ -174,7 +190,13 @@ time.sleep(3600)
 def test_the_world_of_the_readme_trains_from_another_folder(commands, tmp_path):
     code = (ROOT / "README.md").read_text().partition("# my_package.py\n")[2].partition("```")[0]
     (tmp_path / "my_package.py").write_text(code)
-    words = ["env=custom", "env.make=my_package.make", "+env.speed=0.1", "num_envs=8", "total_steps=5000"]
+    words = [
+        "env=custom",
+        "env.make=my_package.make",
+        "+env.speed=0.1",
+        "num_envs=8",
+        "total_steps=5000",
+    ]
     status, out, err = commands.run(tmp_path, "train", *words, "eval.beside=false", trains=True)
     assert (status, err) == (0, "")
     assert "greedy return" in out

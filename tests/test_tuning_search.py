@@ -1,4 +1,6 @@
-"""The search on synthetic surfaces: near the best of a full grid, in a quarter of its time, and safe at both ends."""
+"""The search on synthetic surfaces: near the best of a full grid, in a quarter of its time, and
+safe at both ends.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -33,11 +35,20 @@ def saturating(top: float, slope: float) -> Surface:
 
 
 class Bench:
-    """Measures a surface with noise and counts the time: a start and compilation cost a fixed time, each repeat 1."""
+    """Measures a surface with noise and counts the time: a start and compilation cost a fixed time,
+    each repeat 1.
+    """
 
-    def __init__(self, surface: Surface, *, noise: float = 0.0, start: float = 5.0, fails_from: float = 1e9) -> None:
+    def __init__(
+        self, surface: Surface, *, noise: float = 0.0, start: float = 5.0, fails_from: float = 1e9
+    ) -> None:
         self.surface, self.noise, self.start, self.fails_from = surface, noise, start, fails_from
-        self.random, self.time, self.asked, self.repeats = random.Random(0), 0.0, list[int](), dict[int, int]()
+        self.random, self.time, self.asked, self.repeats = (
+            random.Random(0),
+            0.0,
+            list[int](),
+            dict[int, int](),
+        )
 
     def __call__(self, size: int, go_on: Callable[[Sequence[float]], bool]) -> Outcome:
         self.asked.append(size)
@@ -52,7 +63,9 @@ class Bench:
         return Outcome(tuple(rates))
 
     def in_turn(self, sizes: Sequence[int]) -> dict[int, Outcome]:
-        """Repeat already compiled candidates, free of drift; the starts of these processes do not count."""
+        """Repeat already compiled candidates, free of drift; the starts of these processes do not
+        count.
+        """
         repeats = STARTS * SCREENING
         self.time += repeats * len(sizes)
         noise = [1 + self.noise * self.random.uniform(-1, 1) for _ in range(repeats)]
@@ -71,7 +84,12 @@ surfaces = st.builds(
 
 
 @settings(max_examples=300)
-@given(surface=surfaces, own=st.sampled_from(SIZES), noise=st.sampled_from([0.0, 0.01]), start=st.floats(0, 30))
+@given(
+    surface=surfaces,
+    own=st.sampled_from(SIZES),
+    noise=st.sampled_from([0.0, 0.01]),
+    start=st.floats(0, 30),
+)
 def test_within_5_percent_of_a_full_grid_in_a_quarter_of_its_time(surface, own, noise, start):
     bench = Bench(surface, noise=noise, start=start)
     results = find_size(bench, SIZES, own, repeats=SCREENING)
@@ -100,7 +118,13 @@ def test_on_a_machine_that_drifts_the_choice_is_of_those_that_took_turns(surface
 
 
 def test_finalists_are_the_fastest_and_what_was_asked_for_unless_they_are_one():
-    results = {8: Outcome((70.0,)), 16: Outcome((99.0,)), 32: Outcome((100.0,)), 64: Outcome((95.0,)), 128: Outcome()}
+    results = {
+        8: Outcome((70.0,)),
+        16: Outcome((99.0,)),
+        32: Outcome((100.0,)),
+        64: Outcome((95.0,)),
+        128: Outcome(),
+    }
     assert finalists(results, 8) == [8, 32, 16]
     assert finalists(results, 128) == [32, 16, 64]
     assert finalists({8: Outcome((70.0,)), 32: Outcome((100.0,))}, 32) == []

@@ -51,7 +51,9 @@ def a_run(steps: int = STEPS, bodies: int = BODIES, distance: float = DISTANCE) 
     """Make a run of a row of bodies that turn, and move ``distance`` metres along x."""
     share = np.linspace(0, 1, steps + 1)[:, None]
     row = np.arange(bodies)[None] - bodies / 2
-    positions = np.stack([row + distance * share, 0.1 * np.sin(9 * share + row), 0.5 + 0 * (row + share)], axis=-1)
+    positions = np.stack(
+        [row + distance * share, 0.1 * np.sin(9 * share + row), 0.5 + 0 * (row + share)], axis=-1
+    )
     half = 3 * share + 0 * row
     rotations = np.stack([np.cos(half), np.sin(half), 0 * half, 0 * half], axis=-1)
     rewards = np.random.default_rng(0).normal(1, 1, steps)
@@ -99,11 +101,16 @@ def test_every_kind_of_geom_is_described_and_named_in_the_viewer():
     assert [geom.body for geom in geoms] == [-1, -1, *range(BODIES)]
     kinds = ["plane", "heightfield", "sphere", "capsule", "box", "cylinder", "ellipsoid", "mesh"]
     assert [geom.kind for geom in geoms] == kinds
-    (shapes,) = re.findall(r"const SHAPES = {\n(.*?)\n};", (ASSETS / "bodies.js").read_text("utf-8"), re.S)
+    (shapes,) = re.findall(
+        r"const SHAPES = {\n(.*?)\n};", (ASSETS / "bodies.js").read_text("utf-8"), re.S
+    )
     assert {"plane", *re.findall(r"^  (\w+): ", shapes, re.M)} == SHOWN_KINDS
     (wedge,) = [geom.mesh for geom in geoms if geom.mesh]
     assert wedge.vertices.shape == (4, 3) and sorted(set(wedge.faces.ravel())) == [0, 1, 2, 3]
-    assert [geom.color for geom in geoms if geom.kind in ("sphere", "box")] == [None, (0.1, 0.2, 0.9, 1.0)]
+    assert [geom.color for geom in geoms if geom.kind in ("sphere", "box")] == [
+        None,
+        (0.1, 0.2, 0.9, 1.0),
+    ]
 
 
 @pytest.mark.parametrize("what", ("positions", "rotations", "rewards"))
@@ -115,13 +122,19 @@ def test_what_is_not_a_number_is_refused_with_its_step(what: str):
 
 
 def test_every_geom_of_every_brax_environment_is_drawn():
-    """Compare with the environment's simulation, of which brax reads some numbers from different places."""
+    """Compare with the environment's simulation, of which brax reads some numbers from different
+    places.
+    """
     for number, id in enumerate(sorted(set(from_brax.ids()) - {"fast"})):
         scene, physics = scene_and_physics(id, from_brax.BACKENDS[number % len(from_brax.BACKENDS)])
         assert {geom.kind for geom in scene.geoms} <= SHOWN_KINDS, id
         assert len(scene.geoms) == len(physics.sys.geom_type), id
         assert {geom.body for geom in scene.geoms} <= set(range(-1, physics.sys.num_links())), id
-        for field, own in (("position", "geom_pos"), ("rotation", "geom_quat"), ("size", "geom_size")):
+        for field, own in (
+            ("position", "geom_pos"),
+            ("rotation", "geom_quat"),
+            ("size", "geom_size"),
+        ):
             ours = np.array([getattr(geom, field) for geom in scene.geoms])
             np.testing.assert_allclose(ours, getattr(physics.sys, own), atol=1e-5, err_msg=id)
         assert scene.step_s == pytest.approx(physics.dt)
@@ -144,7 +157,9 @@ def pusher_of_carts(force: float) -> Policy:
     """Push an inverted pendulum's cart one way, until the pole falls."""
     spec = jf.make_env("inverted_pendulum", num_envs=1).spec
 
-    def act(params: Any, carry: Any, obs: jax.Array, first: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+    def act(
+        params: Any, carry: Any, obs: jax.Array, first: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, Any]:
         return jnp.full((obs.shape[0], 1), params), carry
 
     return Policy(jnp.float32(force), act, lambda num_envs: (), spec, {})
@@ -154,7 +169,9 @@ def test_the_page_shows_the_episode_that_the_evaluation_counts(tmp_path: Path):
     """Check the steps and rewards, and that the last state, with the pole down, is included."""
     options = {"episode_length": 60}
     policy, env = pusher_of_carts(0.3), jf.make_env("inverted_pendulum", num_envs=3, **options)
-    counted = evaluate_episodes(policy, vectorize(env.env, num_envs=1), jax.random.key(5), episodes=1)
+    counted = evaluate_episodes(
+        policy, vectorize(env.env, num_envs=1), jax.random.key(5), episodes=1
+    )
     assert draw_policy(policy, env, 5, tmp_path)
     data = data_of((tmp_path / "policy.html").read_text("utf-8"))
     steps = data["steps"]
@@ -166,7 +183,9 @@ def test_the_page_shows_the_episode_that_the_evaluation_counts(tmp_path: Path):
     assert (data["title"], data["step_s"]) == ("inverted_pendulum, generalized", 0.04)
 
 
-def test_an_environment_without_bodies_gets_no_page_and_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_environment_without_bodies_gets_no_page_and_no_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     env = jf.make_env("brax", id="fast", num_envs=1)
     assert not draw_policy(pusher_of_carts(0.0), env, 0, tmp_path)
     assert capsys.readouterr().err == ""
@@ -209,13 +228,17 @@ def press(page: Page, key: str) -> None:
 
 def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
     for kind, (x, y) in (("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end)):
-        page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+        page.ask(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1
+        )
     page.run(TWO_FRAMES)
 
 
 def swipe(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
     for kind, points in (("touchStart", [start]), ("touchMove", [end]), ("touchEnd", [])):
-        page.ask("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in points])
+        page.ask(
+            "Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in points]
+        )
     page.run(TWO_FRAMES)
 
 
@@ -229,7 +252,9 @@ def boxes(page: Page, selectors: tuple[str, ...]) -> dict[str, list[float]]:
 
 
 def bodies_seen(picture: np.ndarray) -> np.ndarray:
-    """Return where the picture has the strong colors of bodies, between the two panels, bool ``[height, width]``."""
+    """Return where the picture has the strong colors of bodies, between the two panels, bool
+    ``[height, width]``.
+    """
     colorful = picture.max(-1) - picture.min(-1) > 0.25
     height = len(picture)
     colorful[: height // 5], colorful[-height // 3 :] = False, False
@@ -250,9 +275,17 @@ def test_it_plays_at_once_and_asks_nobody_for_anything(browser: Page, file: Path
         browser.run(f"seek({step})")
         browser.run(TWO_FRAMES)
         assert bodies_seen(pixels(browser)).sum() > 3000
-    asked = [e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
+    asked = [
+        e["params"]["request"]["url"]
+        for e in browser.events
+        if e["method"] == "Network.requestWillBeSent"
+    ]
     assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
-    assert [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")] == []
+    assert [
+        e
+        for e in browser.events
+        if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+    ] == []
     logged = [e["params"]["entry"] for e in browser.events if e["method"] == "Log.entryAdded"]
     assert [entry for entry in logged if entry["level"] == "error"] == []
     assert text(browser, "title") == "every kind </script>"
@@ -270,13 +303,25 @@ def test_the_slider_and_the_keys_move_it(browser: Page, file: Path):
         drag(browser, spot, spot)
         step = int(settled_text(browser, "step"))
         assert abs(step - share * STEPS) <= 2
-        assert text(browser, "return") == f"{returns[step]:.2f}" and text(browser, "time") == f"{step * 0.05:.2f}"
-        found = np.array(browser.run("stage.bodies.map(body => [...body.position, ...body.quaternion])"))[:BODIES]
+        assert (
+            text(browser, "return") == f"{returns[step]:.2f}"
+            and text(browser, "time") == f"{step * 0.05:.2f}"
+        )
+        found = np.array(
+            browser.run("stage.bodies.map(body => [...body.position, ...body.quaternion])")
+        )[:BODIES]
         np.testing.assert_allclose(found[:, :3], motion.positions[step], atol=1e-4)
-        np.testing.assert_allclose(np.roll(found[:, 3:], 1, axis=1), motion.rotations[step], atol=1e-4)
+        np.testing.assert_allclose(
+            np.roll(found[:, 3:], 1, axis=1), motion.rotations[step], atol=1e-4
+        )
         pictures.append(pixels(browser))
     assert differs(*pictures)
-    for key, expected in (("End", STEPS), ("ArrowLeft", STEPS - 1), ("ArrowRight", STEPS), ("Home", 0)):
+    for key, expected in (
+        ("End", STEPS),
+        ("ArrowLeft", STEPS - 1),
+        ("ArrowRight", STEPS),
+        ("Home", 0),
+    ):
         press(browser, key)
         assert int(text(browser, "step")) == expected
         assert text(browser, "return") == f"{returns[expected]:.2f}"
@@ -301,7 +346,9 @@ def test_it_can_be_turned_and_zoomed_with_a_mouse_and_a_finger(browser: Page, fi
         turned = pixels(browser)
         assert differs(before, turned)
         if not mobile:
-            browser.ask("Input.dispatchMouseEvent", type="mouseWheel", x=300, y=220, deltaX=0, deltaY=400)
+            browser.ask(
+                "Input.dispatchMouseEvent", type="mouseWheel", x=300, y=220, deltaX=0, deltaY=400
+            )
             browser.run(TWO_FRAMES)
             assert bodies_seen(pixels(browser)).sum() < 0.9 * bodies_seen(turned).sum()
         browser.run("document.getElementById('camera').click()")
@@ -311,7 +358,9 @@ def test_it_can_be_turned_and_zoomed_with_a_mouse_and_a_finger(browser: Page, fi
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "height"), ((1440, 900), (390, 844)))
-def test_it_fits_a_wide_and_a_narrow_screen_light_and_dark(browser: Page, file: Path, width: int, height: int):
+def test_it_fits_a_wide_and_a_narrow_screen_light_and_dark(
+    browser: Page, file: Path, width: int, height: int
+):
     browser.open(file, width=width, height=height, mobile=width < 600)
     browser.run("seek(40)")
     brightness = []
@@ -327,7 +376,10 @@ def test_it_fits_a_wide_and_a_narrow_screen_light_and_dark(browser: Page, file: 
     assert places["#slider"][2] - places["#slider"][0] > 250, "pixels for the steps"
     assert places["header"][3] < places["footer"][1] - height / 3, "room for the bodies"
     for one, other in combinations(controls, 2):
-        (left, top, right, bottom), (its_left, its_top, its_right, its_bottom) = places[one], places[other]
+        (left, top, right, bottom), (its_left, its_top, its_right, its_bottom) = (
+            places[one],
+            places[other],
+        )
         apart = right <= its_left or its_right <= left or bottom <= its_top or its_bottom <= top
         assert apart, f"{one} overlaps {other}"
     assert browser.run("document.documentElement.scrollWidth") <= width
@@ -336,7 +388,8 @@ def test_it_fits_a_wide_and_a_narrow_screen_light_and_dark(browser: Page, file: 
 @needs_chromium
 def test_without_webgl_it_says_so_and_still_counts(browser: Page, file: Path):
     script = browser.ask(
-        "Page.addScriptToEvaluateOnNewDocument", source="HTMLCanvasElement.prototype.getContext = () => null"
+        "Page.addScriptToEvaluateOnNewDocument",
+        source="HTMLCanvasElement.prototype.getContext = () => null",
     )
     browser.open(file)
     browser.run("seek(80)")

@@ -1,4 +1,6 @@
-"""The background process that draws may die, hang or refuse: training neither waits for it nor changes."""
+"""The background process that draws may die, hang or refuse: training neither waits for it nor
+changes.
+"""
 
 import os
 import signal
@@ -75,7 +77,9 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason=
 
 
 @needs_proc
-def test_its_death_in_the_middle_changes_no_bit_and_loses_no_row(commands: Commands, tmp_path: Path):
+def test_its_death_in_the_middle_changes_no_bit_and_loses_no_row(
+    commands: Commands, tmp_path: Path
+):
     training = begin(tmp_path, "train", *TRAIN, f"run_dir={tmp_path}/seen", "eval.picture=true")
     child = drawing(tmp_path / "seen")
     wait_until_idle(child)
@@ -83,8 +87,13 @@ def test_its_death_in_the_middle_changes_no_bit_and_loses_no_row(commands: Comma
     status, out, err = finish(training)
     assert (status, err) == (0, "")
     said = [line for line in out.splitlines() if "its process ended" in line]
-    assert [line.partition(":")[0] for line in said] == ["no policy.gif"] and "exit code -9" in said[0]
-    assert f"{tmp_path}/seen: report.html, summary.json, curve.png, graph.svg, policy.gif, policy/" in out
+    assert [line.partition(":")[0] for line in said] == [
+        "no policy.gif"
+    ] and "exit code -9" in said[0]
+    assert (
+        f"{tmp_path}/seen: report.html, summary.json, curve.png, graph.svg, policy.gif, policy/"
+        in out
+    )
     assert (tmp_path / "seen" / "policy.gif").read_bytes().startswith(b"GIF89a")
     alone = commands.run(tmp_path, "train", *TRAIN, f"run_dir={tmp_path}/alone", trains=True)
     assert alone.status == 0 and "policy.gif" not in alone.out
@@ -117,7 +126,9 @@ def test_one_that_hangs_is_ended_and_the_next_policy_is_drawn(tmp_path: Path):
     hung = hang(visualizer)
     visualizer.limit_s = 3600.0
     visualizer()
-    assert told == ["no policy.gif: the process that draws it exceeded its time limit and was ended"]
+    assert told == [
+        "no policy.gif: the process that draws it exceeded its time limit and was ended"
+    ]
     assert visualizer.process is not hung
     wait_until_gone(hung.pid)
     assert visualizer.finish(lambda: False)
@@ -154,4 +165,6 @@ def test_a_run_that_is_stopped_does_not_wait_for_it(tmp_path: Path):
     assert not visualizer.finish(lambda: True)
     visualizer.close()
     wait_until_gone(child.pid)
-    assert not (tmp_path / LOG).exists() and not np.any([p.suffix == ".unfinished" for p in tmp_path.iterdir()])
+    assert not (tmp_path / LOG).exists() and not np.any(
+        [p.suffix == ".unfinished" for p in tmp_path.iterdir()]
+    )

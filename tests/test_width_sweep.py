@@ -16,13 +16,15 @@ SETTINGS = Settings(Path("unused"), repeats=5)
 
 
 class SlowingMachine:
-    """Replaces the trials: a candidate's ticks/s are ``ideal(candidate)``, less 1 % for every repeat since the start;
-    candidates measured in turn slow down together.
+    """Replaces the trials: a candidate's ticks/s are ``ideal(candidate)``, less 1 % for every
+    repeat since the start; candidates measured in turn slow down together.
 
     ``fails_beside``: a value whose trial is killed when it is measured in turn with others.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ideal, fails_beside: int | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, ideal, fails_beside: int | None = None
+    ) -> None:
         self.ideal, self.fails_beside, self.speed = ideal, fails_beside, 1.0
         self.turns: list[list[object]] = []
         monkeypatch.setattr(width_sweep, "measure", self.measure)
@@ -39,13 +41,32 @@ class SlowingMachine:
             "available": 2,
             "compile_s": 1.0,
         }
-        return Row(*candidate[:2], candidate.effect, candidate.run, what, "measured", "", facts, (), None, 0.0, 2.0)
+        return Row(
+            *candidate[:2],
+            candidate.effect,
+            candidate.run,
+            what,
+            "measured",
+            "",
+            facts,
+            (),
+            None,
+            0.0,
+            2.0,
+        )
 
     def repeat(self, row: Row, candidate: Candidate) -> Row:
-        return row._replace(tick_hz=(*row.tick_hz, self.speed * self.ideal(candidate)), took_s=row.took_s + 1)
+        return row._replace(
+            tick_hz=(*row.tick_hz, self.speed * self.ideal(candidate)), took_s=row.took_s + 1
+        )
 
     def measure(
-        self, candidate: Candidate, what: What, go_on: GoOn, settings: Settings, unit: str = "sampling_hz"
+        self,
+        candidate: Candidate,
+        what: What,
+        go_on: GoOn,
+        settings: Settings,
+        unit: str = "sampling_hz",
     ) -> Row:
         row = self.row(candidate, what)
         while go_on(row.rates(unit)):
@@ -57,7 +78,10 @@ class SlowingMachine:
         self.turns.append([candidate.value for candidate, _ in candidates])
         rows = [self.row(*asked) for asked in candidates]
         for _ in range(settings.repeats):
-            rows = [self.repeat(row, candidate) for row, (candidate, _) in zip(rows, candidates, strict=True)]
+            rows = [
+                self.repeat(row, candidate)
+                for row, (candidate, _) in zip(rows, candidates, strict=True)
+            ]
             self.speed *= 0.99
         if self.fails_beside in self.turns[-1]:
             rows[-1] = rows[-1]._replace(status="killed", why="no memory", tick_hz=())
@@ -80,12 +104,16 @@ def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: p
     record = Record()
     width_sweep.run_knobs(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.own is not None and record.width is not None and record.best is record.width
-    assert record.best.value == 128  # as first measured; later, it was slower than the requested configuration
+    assert (
+        record.best.value == 128
+    )  # as first measured; later, it was slower than the requested configuration
     assert record.own.value == ASKED.num_envs and {record.own.value, 128} <= set(machine.turns[0])
     in_turn = [row for row in record.rows if row.in_turn]
     assert sorted(row.value for row in in_turn) == sorted(machine.turns[0])
     assert all(len(row.tick_hz) == 6 for row in in_turn)
-    assert record.own in record.rows and record.best in record.rows and len(record.rows) > len(in_turn)
+    assert (
+        record.own in record.rows and record.best in record.rows and len(record.rows) > len(in_turn)
+    )
     assert sweep_report.speedup(record) == pytest.approx(1.06)
 
 
@@ -98,11 +126,17 @@ def test_of_placements_only_one_that_is_faster_in_turn_is_taken(monkeypatch: pyt
     machine = SlowingMachine(monkeypatch, flat_but_for("sharded_sampling", 1.01))
     record = Record()
     width_sweep.run_knobs(plan, record, SETTINGS)
-    assert record.best is record.own and record.best in record.rows and "sharded_sampling" in machine.turns[0]
+    assert (
+        record.best is record.own
+        and record.best in record.rows
+        and "sharded_sampling" in machine.turns[0]
+    )
     assert record.width is record.own
 
 
-def test_where_one_ends_beside_the_others_everything_stays_as_it_was(monkeypatch: pytest.MonkeyPatch):
+def test_where_one_ends_beside_the_others_everything_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+):
     SlowingMachine(monkeypatch, flat_but_for(), fails_beside=ASKED.num_envs)
     record = Record()
     width_sweep.try_widths(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)

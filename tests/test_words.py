@@ -1,4 +1,6 @@
-"""Refused words in docstrings, comments, messages and pages, and the required sections of a public docstring."""
+"""Refused words in docstrings, comments, messages and pages, and the required sections of a public
+docstring.
+"""
 
 import ast
 import io
@@ -38,7 +40,9 @@ REFUSED = {
     r"whoever|by itself|that of|those of|what is": "the noun",
     r"exit status": "exit code",
 }
-"""Words of the project's private language, and their replacements. Text in backticks and code is not read."""
+"""Words of the project's private language, and their replacements. Text in backticks and code is
+not read.
+"""
 NAMES = {"as it is", "no kept programs"}
 """Keys of committed result files, which are not prose."""
 WORD = re.compile(rf"\b(?:{'|'.join(REFUSED)})\b", re.I)
@@ -54,40 +58,64 @@ def refused_words(text: str) -> list[str]:
         The words, in order.
     """
     text = re.sub(r"^( *)(```|~~~).*?^\1\2", "", text, flags=re.M | re.S)
-    text = re.sub(r"^ +\*{0,2}\w+:", "", text, flags=re.M)  # names of arguments and fields are not prose
-    text = re.sub(r"\b\w+(?:\.\w+)+|\b\w+=\S*|'\w+'", "", text)  # nor are dotted names, options and quoted names
-    text = re.sub(r"``.+?``|`[^`]*`|\]\([^)]*\)|https?://\S+|“[^”]*”|^ *>.*?$", "", text, flags=re.M | re.S)
+    text = re.sub(
+        r"^ +\*{0,2}\w+:", "", text, flags=re.M
+    )  # names of arguments and fields are not prose
+    text = re.sub(
+        r"\b\w+(?:\.\w+)+|\b\w+=\S*|'\w+'", "", text
+    )  # nor are dotted names, options and quoted names
+    text = re.sub(
+        r"``.+?``|`[^`]*`|\]\([^)]*\)|https?://\S+|“[^”]*”|^ *>.*?$", "", text, flags=re.M | re.S
+    )
     return WORD.findall(" ".join(text.split()))
 
 
 def prose_of(path: Path) -> list[tuple[int, str]]:
-    """List a file's comments and its strings of more than one word, of a test its docstrings, each with its line."""
+    """List a file's comments and its strings of more than one word, of a test its docstrings, each
+    with its line.
+    """
     texts: list[tuple[int, str]] = []
     source = path.read_text()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             texts.append((token.start[0], token.string))
     nodes = list(ast.walk(ast.parse(source)))
-    in_f_strings = {id(value) for node in nodes if isinstance(node, ast.JoinedStr) for value in node.values}
-    if path.parent == Path(__file__).parent:  # other strings of a test are its data, and messages of other packages
+    in_f_strings = {
+        id(value) for node in nodes if isinstance(node, ast.JoinedStr) for value in node.values
+    }
+    if (
+        path.parent == Path(__file__).parent
+    ):  # other strings of a test are its data, and messages of other packages
         nodes = [node.value for node in nodes if isinstance(node, ast.Expr)]
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [v.value if isinstance(v, ast.Constant) else "`x`" for v in node.values]
             texts.append((node.lineno, "".join(map(str, parts))))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in in_f_strings:
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in in_f_strings
+        ):
             texts.append((node.lineno, node.value))
     return [(line, text) for line, text in texts if " " in text.strip() and text not in NAMES]
 
 
 def test_code_is_documented_in_plain_words():
     texts = [(path, line, text) for path in PLAIN for line, text in prose_of(path)]
-    wrong = [f"{path.relative_to(ROOT)}:{line}: {word!r}" for path, line, text in texts for word in refused_words(text)]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {word!r}"
+        for path, line, text in texts
+        for word in refused_words(text)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_pages_use_plain_words():
-    wrong = [f"{path.relative_to(ROOT)}: {word!r}" for path in PAGES for word in refused_words(path.read_text())]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {word!r}"
+        for path in PAGES
+        for word in refused_words(path.read_text())
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -98,22 +126,37 @@ def sections(docstring: str) -> dict[str, str]:
 
 
 def missing_sections(function: ast.FunctionDef) -> list[str]:
-    """List what a public function's docstring lacks: Args in order, Returns, Raises, a first line of one clause."""
+    """List what a public function's docstring lacks: Args in order, Returns, Raises, a first line
+    of one clause.
+    """
     docstring = ast.get_docstring(function) or ""
     own, wrong = sections(docstring), []
-    arguments = [*function.args.posonlyargs, *function.args.args, function.args.vararg, *function.args.kwonlyargs]
+    arguments = [
+        *function.args.posonlyargs,
+        *function.args.args,
+        function.args.vararg,
+        *function.args.kwonlyargs,
+    ]
     arguments = [a.arg for a in (*arguments, function.args.kwarg) if a is not None]
     named = re.findall(r"^    \*{0,2}(\w+):", "    " + own.get("Args", "").lstrip(), re.M)
     if named != arguments:
         wrong.append(f"Args are {named}, the arguments {arguments}")
-    gives = function.returns is not None and ast.unparse(function.returns) not in ("None", "NoReturn")
+    gives = function.returns is not None and ast.unparse(function.returns) not in (
+        "None",
+        "NoReturn",
+    )
     if gives and "Returns" not in own:
         wrong.append("no Returns")
-    raised = [node for statement in function.body for node in own_nodes(statement) if isinstance(node, ast.Raise)]
+    raised = [
+        node
+        for statement in function.body
+        for node in own_nodes(statement)
+        if isinstance(node, ast.Raise)
+    ]
     if any(node.exc is not None for node in raised) and "Raises" not in own:
         wrong.append("no Raises")
-    if not docstring.partition("\n")[0].endswith("."):
-        wrong.append("the first line is no sentence")
+    if not docstring.partition("\n\n")[0].endswith("."):
+        wrong.append("the first paragraph is no sentence")
     return wrong
 
 

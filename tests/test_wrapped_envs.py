@@ -1,4 +1,6 @@
-"""Wrapped environments of other libraries: wrappers are called or refused by name, and ends of episodes stay true."""
+"""Wrapped environments of other libraries: wrappers are called or refused by name, and ends of
+episodes stay true.
+"""
 
 import types
 from pathlib import Path
@@ -11,7 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from gymnax.wrappers import FlattenObservationWrapper, LegacyStepAPIWrapper, LogWrapper, StickyActionWrapper
+from gymnax.wrappers import (
+    FlattenObservationWrapper,
+    LegacyStepAPIWrapper,
+    LogWrapper,
+    StickyActionWrapper,
+)
 from gymnax.wrappers.purerl import GymnaxWrapper
 
 import jaxrl_fast as jf
@@ -35,7 +42,9 @@ def refusal(make: Any, **options: Any) -> str:
 
 
 class Clock:
-    """brax-style: its observation is the number of steps, its reward the action, and it falls at ``falls``."""
+    """brax-style: its observation is the number of steps, its reward the action, and it falls at
+    ``falls``.
+    """
 
     observation_size, action_size, backend, dt = 1, 1, "none", 0.1
 
@@ -48,7 +57,9 @@ class Clock:
 
     def step(self, state: brax_envs.State, action: jax.Array) -> brax_envs.State:
         obs = state.obs + 1
-        return state.replace(obs=obs, reward=action[0], done=(obs[0] >= self.falls).astype(jnp.float32))
+        return state.replace(
+            obs=obs, reward=action[0], done=(obs[0] >= self.falls).astype(jnp.float32)
+        )
 
 
 class Tripled(training.Wrapper):
@@ -83,7 +94,9 @@ def played(env: jf.Env, num_steps: int, action: Any) -> jf.Timestep:
     def step(state: Any, t: jax.Array) -> Any:
         return vec.step(state, actions, jax.random.fold_in(KEY, t), bank, t)
 
-    return jax.tree.map(lambda x: x[:, 0], jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(num_steps)))(state)[1])
+    return jax.tree.map(
+        lambda x: x[:, 0], jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(num_steps)))(state)[1]
+    )
 
 
 def ends(env: jf.Env, num_steps: int, action: Any) -> list[tuple[int, str, float]]:
@@ -91,7 +104,10 @@ def ends(env: jf.Env, num_steps: int, action: Any) -> list[tuple[int, str, float
     step = played(env, num_steps, action)
     done = np.flatnonzero(np.asarray(step.terminated | step.truncated))
     kinds = ["terminated" if step.terminated[t] else "truncated" for t in done]
-    return [(int(t) + 1, kind, float(step.next_obs[t].ravel()[0])) for t, kind in zip(done, kinds, strict=True)][:2]
+    return [
+        (int(t) + 1, kind, float(step.next_obs[t].ravel()[0]))
+        for t, kind in zip(done, kinds, strict=True)
+    ][:2]
 
 
 WRAPPED = {
@@ -158,7 +174,9 @@ def test_a_users_wrapper_around_brax_is_called(where: str):
 def test_each_episode_samples_a_model_of_domain_randomization():
     def gears(sys: Any) -> tuple[Any, Any]:
         axes = jax.tree.map(lambda x: None, sys).tree_replace({"actuator.gear": 0})
-        return sys.tree_replace({"actuator.gear": jnp.arange(1.0, 5)[:, None] * sys.actuator.gear}), axes
+        return sys.tree_replace(
+            {"actuator.gear": jnp.arange(1.0, 5)[:, None] * sys.actuator.gear}
+        ), axes
 
     def make() -> Any:
         with from_brax.quiet():
@@ -217,10 +235,16 @@ class Pair(training.Wrapper):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: MyReset(Clock()), "MyReset is a subclass of brax's AutoResetWrapper that is not supported: return"),
+        (
+            lambda: MyReset(Clock()),
+            "MyReset is a subclass of brax's AutoResetWrapper that is not supported: return",
+        ),
         (lambda: Hidden(Clock()), "Hidden resets the environment (state.info has 'first_obs')"),
         (lambda: Many(Clock()), "Many makes a batch: a reward has shape [3]"),
-        (lambda: Bound(training.wrap(Clock(), 5)), "Bound stores a function of the environment inside"),
+        (
+            lambda: Bound(training.wrap(Clock(), 5)),
+            "Bound stores a function of the environment inside",
+        ),
         (lambda: Pair(Clock()), "Pair gives tuple, not a brax State"),
     ],
 )
@@ -228,7 +252,9 @@ def test_a_wrapper_of_brax_that_cannot_be_taken_apart_is_named(make: Any, words:
     assert words in refusal(make)
 
 
-def test_the_wrappers_of_mujoco_playground_are_known_by_their_names(monkeypatch: pytest.MonkeyPatch):
+def test_the_wrappers_of_mujoco_playground_are_known_by_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+):
     class BraxAutoResetWrapper(Negative):
         """Playground's auto-reset."""
 
@@ -293,7 +319,10 @@ class Purejaxrl(GymnaxWrapper):
 )
 def test_a_wrapper_of_gymnax_is_called_and_does_not_reset(make: Any, reward: float, factor: int):
     """Compare with the environment without wrappers: the same ends, and terminal observations."""
-    plain, wrapped = played(envs.make("custom", make=cartpole), 24, 1), played(envs.make("custom", make=make), 24, 1)
+    plain, wrapped = (
+        played(envs.make("custom", make=cartpole), 24, 1),
+        played(envs.make("custom", make=make), 24, 1),
+    )
     assert plain.terminated.any()
     np.testing.assert_array_equal(wrapped.terminated, plain.terminated)
     np.testing.assert_array_equal(wrapped.truncated, plain.truncated)
@@ -301,7 +330,9 @@ def test_a_wrapper_of_gymnax_is_called_and_does_not_reset(make: Any, reward: flo
     np.testing.assert_array_equal(wrapped.reward, reward * plain.reward)
 
 
-@pytest.mark.parametrize("make", [cartpole, lambda: LogWrapper(cartpole()), lambda: Purejaxrl(cartpole())])
+@pytest.mark.parametrize(
+    "make", [cartpole, lambda: LogWrapper(cartpole()), lambda: Purejaxrl(cartpole())]
+)
 def test_the_limit_of_gymnax_truncates_and_never_terminates(make: Any):
     step = played(envs.make("custom", make=make, episode_length=4), 8, 1)
     assert np.flatnonzero(step.truncated).tolist() == [3, 7] and not step.terminated.any()
@@ -349,12 +380,24 @@ class Forgetful(GymnaxWrapper):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Overridden, "Overridden overrides step or reset: it resets itself there, and jaxrl_fast calls step_env"),
+        (
+            Overridden,
+            "Overridden overrides step or reset: it resets itself there, and jaxrl_fast calls step_env",
+        ),
         (lambda: StepEnv(Paid(cartpole())), "Paid overrides step or reset"),
         (lambda: VecEnv(cartpole()), "VecEnv stores reset of a batch"),
-        (lambda: LogWrapper(NormalizeVecObservation(cartpole())), "write algo.normalize_observations=true instead"),
-        (lambda: gymnax.wrappers.GymnaxToDmEnvWrapper(cartpole()), "GymnaxToDmEnvWrapper gives another library's"),
-        (lambda: Forgetful(cartpole()), "step must return obs, state, reward, terminated, truncated and info"),
+        (
+            lambda: LogWrapper(NormalizeVecObservation(cartpole())),
+            "write algo.normalize_observations=true instead",
+        ),
+        (
+            lambda: gymnax.wrappers.GymnaxToDmEnvWrapper(cartpole()),
+            "GymnaxToDmEnvWrapper gives another library's",
+        ),
+        (
+            lambda: Forgetful(cartpole()),
+            "step must return obs, state, reward, terminated, truncated and info",
+        ),
     ],
 )
 def test_a_wrapper_of_gymnax_that_cannot_be_called_is_named(make: Any, words: str):
@@ -367,8 +410,14 @@ def test_a_wrapper_of_step_env_is_called():
             obs, state, reward, *others = self._env.step_env(key, state, action, params)
             return obs, state, 2 * reward, *others
 
-    assert played(envs.make("custom", make=lambda: Doubled(cartpole())), 3, 1).reward.tolist() == [2.0] * 3
-    assert played(envs.make("custom", make=lambda: Paid(Doubled(cartpole()))), 3, 1).reward.tolist() == [6.0] * 3
+    assert (
+        played(envs.make("custom", make=lambda: Doubled(cartpole())), 3, 1).reward.tolist()
+        == [2.0] * 3
+    )
+    assert (
+        played(envs.make("custom", make=lambda: Paid(Doubled(cartpole()))), 3, 1).reward.tolist()
+        == [6.0] * 3
+    )
 
 
 # The time limit.
@@ -381,7 +430,9 @@ def test_the_limit_is_passed_to_a_make_that_takes_it_and_else_set():
         taken.append(episode_length)
         return training.EpisodeWrapper(Clock(), episode_length, 1)
 
-    assert envs.make("custom", make=takes, episode_length=4).spec.max_episode_steps == 4 and taken == [4]
+    assert envs.make(
+        "custom", make=takes, episode_length=4
+    ).spec.max_episode_steps == 4 and taken == [4]
     env = from_brax.adapt(Clock(), name="own", max_episode_steps=50)
     for key in ("episode_length", "max_episode_steps"):
         assert envs.make("custom", make=lambda: env, **{key: 4}).spec.max_episode_steps == 4
@@ -405,10 +456,16 @@ class Line(gymnasium.Env):
         return np.full(1, self.steps, np.float32), 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 9)])
+@pytest.mark.parametrize(
+    "wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 9)]
+)
 def test_the_limit_holds_on_the_host(wrap: Any):
     host = jf.make_env(
-        "custom", make=lambda: wrap(Line()), num_envs=2, episode_length=3, pool={"workers": 0, "num_groups": 1}
+        "custom",
+        make=lambda: wrap(Line()),
+        num_envs=2,
+        episode_length=3,
+        pool={"workers": 0, "num_groups": 1},
     )
     assert host.spec.max_episode_steps == 3
     host.reset(0)
@@ -431,7 +488,9 @@ HINGE = """
 
 
 def a_policy(spec: jf.EnvSpec) -> Any:
-    def act(params: Any, carry: Any, obs: jax.Array, first: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+    def act(
+        params: Any, carry: Any, obs: jax.Array, first: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, Any]:
         return jnp.ones((obs.shape[0], 1)), carry
 
     return Policy(jnp.zeros(()), act, lambda num_envs: (), spec, {"algo": "ppo"})
@@ -488,12 +547,18 @@ class PlaygroundState:
     info: Any
 
 
-@pytest.mark.parametrize("make", [pipeline_env, lambda: training.wrap(pipeline_env(), 6), Playground])
+@pytest.mark.parametrize(
+    "make", [pipeline_env, lambda: training.wrap(pipeline_env(), 6), Playground]
+)
 def test_ones_own_physics_is_drawn(make: Any, tmp_path: Path):
     env = envs.make("custom", make=make, episode_length=6)
     assert env.bodies is not None
     scene = env.bodies.scene()
-    assert [(geom.kind, geom.body) for geom in scene.geoms] == [("plane", -1), ("capsule", 0), ("sphere", 1)]
+    assert [(geom.kind, geom.body) for geom in scene.geoms] == [
+        ("plane", -1),
+        ("capsule", 0),
+        ("sphere", 1),
+    ]
     assert scene.step_s == pytest.approx(0.02 if make is Playground else 0.01)
     policy = a_policy(env.spec)
     motion, _ = watch_bodies(policy, env, KEY)
@@ -502,16 +567,24 @@ def test_ones_own_physics_is_drawn(make: Any, tmp_path: Path):
     assert make is not Playground or draw_policy(policy, jf.vectorize(env, num_envs=2), 0, tmp_path)
 
 
-def test_the_command_for_pictures_is_printed_only_if_there_are_pictures(capsys: pytest.CaptureFixture[str]):
+def test_the_command_for_pictures_is_printed_only_if_there_are_pictures(
+    capsys: pytest.CaptureFixture[str],
+):
     def draws(make: Any) -> bool:
-        return can_draw(jf.make_env("custom", make=make, num_envs=2, **({"pool": {"workers": 0}} if host else {})))
+        return can_draw(
+            jf.make_env(
+                "custom", make=make, num_envs=2, **({"pool": {"workers": 0}} if host else {})
+            )
+        )
 
     host = False
 
     assert draws(Playground)
     assert not draws(Clock)
     assert draws(
-        lambda: from_brax.adapt(Clock(), name="clock")._replace(draw=lambda state: np.zeros((2, 2, 3), np.uint8))
+        lambda: from_brax.adapt(Clock(), name="clock")._replace(
+            draw=lambda state: np.zeros((2, 2, 3), np.uint8)
+        )
     )
     host = True
     assert not draws(Line)
@@ -562,8 +635,14 @@ OBS, REWARD = (
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: gymnasium.wrappers.NormalizeObservation(Line()), f"NormalizeObservation has running statistics|{OBS}"),
-        (lambda: Around(gymnasium.wrappers.NormalizeReward(Around(Line()))), f"NormalizeReward has|{REWARD}"),
+        (
+            lambda: gymnasium.wrappers.NormalizeObservation(Line()),
+            f"NormalizeObservation has running statistics|{OBS}",
+        ),
+        (
+            lambda: Around(gymnasium.wrappers.NormalizeReward(Around(Line()))),
+            f"NormalizeReward has|{REWARD}",
+        ),
         (lambda: Around(Own(Line())), f"Own has running statistics|{OBS}"),
     ],
 )
@@ -574,11 +653,14 @@ def test_a_wrapper_with_statistics_is_refused_also_inside(make: Any, words: str)
 
 
 @pytest.mark.parametrize(
-    "wrapper", ["NormalizeObservation", {"NormalizeReward": {"gamma": 0.9}}, "vector.NormalizeReward"]
+    "wrapper",
+    ["NormalizeObservation", {"NormalizeReward": {"gamma": 0.9}}, "vector.NormalizeReward"],
 )
 def test_a_named_wrapper_with_statistics_is_refused(wrapper: Any):
     name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
-    with pytest.raises(ValueError, match=r"wrappers: Normalize\w+ has running .* write algo.normalize_") as caught:
+    with pytest.raises(
+        ValueError, match=r"wrappers: Normalize\w+ has running .* write algo.normalize_"
+    ) as caught:
         jf.make_env("gymnasium", id="CartPole-v1", wrappers=[wrapper], num_envs=2)
     assert name.rpartition(".")[2] in str(caught.value)
 
@@ -589,7 +671,9 @@ def test_an_id_whose_registration_has_statistics_is_refused():
 
     gymnasium.register("Normalized-v0", entry_point=make)
     try:
-        with pytest.raises(ValueError, match=r"Normalized-v0: NormalizeReward has running statistics"):
+        with pytest.raises(
+            ValueError, match=r"Normalized-v0: NormalizeReward has running statistics"
+        ):
             jf.make_env("gymnasium", id="Normalized-v0", num_envs=2)
     finally:
         del gymnasium.registry["Normalized-v0"]
@@ -627,20 +711,34 @@ class Seedless(Line):
 class NoGym:
     """Gym's interface without its class."""
 
-    observation_space, action_space, reset, step = Line.observation_space, Line.action_space, Line.reset, Line.step
+    observation_space, action_space, reset, step = (
+        Line.observation_space,
+        Line.action_space,
+        Line.reset,
+        Line.step,
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Old, "step returns 4 values: return obs, reward, terminated, truncated, info, as in Gymnasium"),
-        (lambda: gymnasium.wrappers.TimeLimit(Old(), 9), "step returns 4 values: return obs, reward, terminated"),
+        (
+            Old,
+            "step returns 4 values: return obs, reward, terminated, truncated, info, as in Gymnasium",
+        ),
+        (
+            lambda: gymnasium.wrappers.TimeLimit(Old(), 9),
+            "step returns 4 values: return obs, reward, terminated",
+        ),
         (
             lambda: gymnasium.wrappers.OrderEnforcing(OldReset()),
             "reset must be reset(self, *, seed=None, options=None)",
         ),
         (Seedless, "reset must be reset(self, *, seed=None, options=None) and return (obs, info)"),
-        (NoGym, "returned NoGym, which is no gymnasium.Env: derive it from gymnasium.Env; reset returns (obs, info)"),
+        (
+            NoGym,
+            "returned NoGym, which is no gymnasium.Env: derive it from gymnasium.Env; reset returns (obs, info)",
+        ),
     ],
 )
 def test_the_interface_of_old_gym_is_named(make: Any, words: str):
@@ -665,7 +763,9 @@ def test_a_delegating_wrapper_of_a_parallel_environment_is_called():
             obs, reward, *others = self.inside.step(actions)
             return obs, {agent: 10 * one for agent, one in reward.items()}, *others
 
-    made = jf.make_env("custom", make=lambda: Tenfold(Leaving()), num_envs=2, pool={"workers": 0, "num_groups": 1})
+    made = jf.make_env(
+        "custom", make=lambda: Tenfold(Leaving()), num_envs=2, pool={"workers": 0, "num_groups": 1}
+    )
     made.reset(0)
     made.send(np.zeros((2, 3), np.int32), 0)
     assert made.recv(0).reward.tolist() == [[0.0, 100.0, 200.0]] * 2

@@ -14,8 +14,12 @@ OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
 def line(*, discrete: bool, num_envs: int = 4, limit: int = 5) -> VecEnv:
-    """Build a point on a line. It is paid for staying near 0; falling off at 3 terminates, ``limit`` steps truncate."""
-    action = Discrete(2) if discrete else Box(np.full(1, -2.0, np.float32), np.full(1, 1.0, np.float32))
+    """Build a point on a line. It is paid for staying near 0; falling off at 3 terminates,
+    ``limit`` steps truncate.
+    """
+    action = (
+        Discrete(2) if discrete else Box(np.full(1, -2.0, np.float32), np.full(1, 1.0, np.float32))
+    )
 
     def observe(x: jax.Array) -> jax.Array:
         return jnp.stack([x, 5.0 + 2.0 * x])
@@ -35,13 +39,23 @@ def line(*, discrete: bool, num_envs: int = 4, limit: int = 5) -> VecEnv:
 
 
 def host_line(
-    *, discrete: bool, num_envs: int = 4, num_groups: int = 2, num_seeds: int = 1, limit: int = 5, bridge: str = "host"
+    *,
+    discrete: bool,
+    num_envs: int = 4,
+    num_groups: int = 2,
+    num_seeds: int = 1,
+    limit: int = 5,
+    bridge: str = "host",
 ) -> HostEnv:
     """Build the same point in NumPy, as a host environment; a fault in the order of calls raises."""
     spec = line(discrete=discrete, limit=limit).spec
     per_seed, num_envs = num_envs, num_envs * num_seeds
     size = num_envs // num_groups
-    x, length, total = np.zeros(num_envs), np.zeros(num_envs, np.int32), np.zeros(num_envs, np.float32)
+    x, length, total = (
+        np.zeros(num_envs),
+        np.zeros(num_envs, np.int32),
+        np.zeros(num_envs, np.float32),
+    )
     count, flying, rngs = [0], dict[int, np.ndarray](), list[np.random.Generator]()
 
     def observe(x: np.ndarray) -> np.ndarray:
@@ -50,7 +64,9 @@ def host_line(
     def reset(seed: int | Sequence[int]) -> np.ndarray:
         seeds = seed if isinstance(seed, list) else [seed]
         part = size // num_seeds
-        own = [(seeds[row % size // part], row // size * part + row % part) for row in range(num_envs)]
+        own = [
+            (seeds[row % size // part], row // size * part + row % part) for row in range(num_envs)
+        ]
         rngs[:] = [np.random.default_rng(words) for words in own]
         x[:], length[:], total[:], count[0] = [rng.uniform(-1, 1) for rng in rngs], 0, 0.0, 0
         flying.clear()

@@ -12,11 +12,13 @@ from jaxrl_fast.core import Box, EnvSpec, Timestep
 from jaxrl_fast.envs.env import Env
 
 
-def walk(abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leave_pid: str = "") -> Env:
+def walk(
+    abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leave_pid: str = ""
+) -> Env:
     """Build a point on a line.
 
-    With ``abort_at`` environments a step calls abort(); with ``starve_at`` the process limits its memory, and then
-    allocates some.
+    With ``abort_at`` environments a step calls abort(); with ``starve_at`` the process limits its
+    memory, and then allocates some.
     """
     if leave_pid:
         with open(leave_pid, "a") as file:
@@ -44,6 +46,9 @@ def walk(abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leav
         return np.asarray(x)
 
     spec = EnvSpec(
-        "walk", jax.ShapeDtypeStruct((1,), jnp.float32), Box(-np.ones(1, np.float32), np.ones(1, np.float32)), 20
+        "walk",
+        jax.ShapeDtypeStruct((1,), jnp.float32),
+        Box(-np.ones(1, np.float32), np.ones(1, np.float32)),
+        20,
     )
     return Env(spec, reset, step)

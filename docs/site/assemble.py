@@ -1,10 +1,11 @@
 """Builds the site for ``make docs``.
 
-``python docs/site/assemble.py build/site`` writes the input of Zensical. The same command with ``--finish`` makes the
-built pages independent of any server.
+``python docs/site/assemble.py build/site`` writes the input of Zensical. The same command with
+``--finish`` makes the built pages independent of any server.
 
-The README, CONTRIBUTING, CHANGELOG, SECURITY and the pages of ``docs/`` are copied; the reference is generated from the
-code (`reference_pages`). A link that leads out of ``docs/`` leads to a copy, so that the site opens from disk.
+The README, CONTRIBUTING, CHANGELOG, SECURITY and the pages of ``docs/`` are copied; the reference
+is generated from the code (`reference_pages`). A link that leads out of ``docs/`` leads to a copy,
+so that the site opens from disk.
 """
 
 import re
@@ -17,7 +18,11 @@ import yaml
 HERE = Path(__file__).resolve().parent
 DOCS, ROOT = HERE.parent, HERE.parent.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOP = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 TOP |= {"SECURITY.md": "security.md"}
 PICTURES = {".png", ".svg", ".gif", ".html"}
 LINK = re.compile(r"(\]\()([^()\s]+)((?: \"[^\"]*\")?\))")
@@ -52,24 +57,29 @@ def relinked(page: Path, target: str, folder: Path, known: dict[Path, str]) -> s
         return f"{found[1]}{up}{place}{'#' + anchor if anchor else ''}{found[3]}"
 
     parts = FENCE.split(page.read_text(encoding="utf-8"))
-    return "".join(part if part.lstrip().startswith("```") else spaced(LINK.sub(link, part)) for part in parts)
+    return "".join(
+        part if part.lstrip().startswith("```") else spaced(LINK.sub(link, part)) for part in parts
+    )
 
 
 def spaced(text: str) -> str:
-    """Insert an empty line before lists and tables, which the site requires and forges do not, and mark long
-    commands of tables for the style.
+    """Insert an empty line before lists and tables, which the site requires and forges do not, and
+    mark long commands of tables for the style.
     """
     lines = [""]
     for line in text.split("\n"):
         line = LONG.sub(r"\1{.long}", line) if line.startswith("|") else line
         before = lines[-1]
-        begins = (line.startswith("- ") and not before.startswith(("- ", "  "))) or line[:1] == "|" != before[:1]
+        begins = (line.startswith("- ") and not before.startswith(("- ", "  "))) or line[
+            :1
+        ] == "|" != before[:1]
         lines += ["", line] if begins and before else [line]
     return ("\n" if text.startswith(("\n- ", "\n|")) else "") + "\n".join(lines[1:])
 
 
 def copied(file: Path, folder: Path) -> str:
-    """Return the path of a copy of a repository file in the site; text files end in .txt, so that browsers show them.
+    """Return the path of a copy of a repository file in the site; text files end in .txt, so that
+    browsers show them.
 
     For a folder, copy the list of its files.
     """
@@ -77,7 +87,9 @@ def copied(file: Path, folder: Path) -> str:
     if file.is_dir():
         place = folder / f"{name}.txt"
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("\n".join(sorted(x.name for x in file.iterdir() if not x.name.startswith("__"))) + "\n")
+        place.write_text(
+            "\n".join(sorted(x.name for x in file.iterdir() if not x.name.startswith("__"))) + "\n"
+        )
         return f"{name}.txt"
     name += "" if file.suffix in PICTURES else ".txt"
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +112,9 @@ def navigation(nav: list, pages: set[str]) -> list:
         SystemExit: It names a missing page.
     """
     if missing := named_in(nav) - pages:
-        raise SystemExit(f"docs/site/mkdocs.yml names pages that are not there: {', '.join(sorted(missing))}")
+        raise SystemExit(
+            f"docs/site/mkdocs.yml names pages that are not there: {', '.join(sorted(missing))}"
+        )
     more = sorted(pages - named_in(nav))
     return [{"How-to": [*entry["How-to"], *more]} if "How-to" in entry else entry for entry in nav]
 

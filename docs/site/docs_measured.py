@@ -38,16 +38,34 @@ def distribution_row(row: dict[str, Any]) -> list[str]:
     label = " ".join(word for word in words if word not in ("overlap=none", "learners=1"))
     against = f"{row['speed']:.2f} [{row['speed_least']:.2f}, {row['speed_most']:.2f}]"
     against = f"**{against}**" if row["speed_least"] > 1 else against
-    moved = "all-reduces" if row["placement"] == "data_parallel" else f"{row['crossing_bytes_per_tick'] / 1e3:,.0f}"
-    idle = ", ".join(f"{share:.0%}".replace("%", " %") for share in (row["idle_share"] or {}).values())
+    moved = (
+        "all-reduces"
+        if row["placement"] == "data_parallel"
+        else f"{row['crossing_bytes_per_tick'] / 1e3:,.0f}"
+    )
+    idle = ", ".join(
+        f"{share:.0%}".replace("%", " %") for share in (row["idle_share"] or {}).values()
+    )
     itself = row["placement"] == "fused" and row["learners"] == 1
-    return [f"`{label}`", f"{row['sampling_hz']:,.0f}", frames(row), "1" if itself else against, moved, idle]
+    return [
+        f"`{label}`",
+        f"{row['sampling_hz']:,.0f}",
+        frames(row),
+        "1" if itself else against,
+        moved,
+        idle,
+    ]
 
 
 def distribution(job: str) -> str:
     """Write every placement for one algorithm and environment, against `fused`."""
     algo, _, world = job.partition("-")
-    head = [f"{algo.upper()}, {WORLDS.get(world, world)}", "steps/s", "updates/s × batch = frames/s", "against `fused`"]
+    head = [
+        f"{algo.upper()}, {WORLDS.get(world, world)}",
+        "steps/s",
+        "updates/s × batch = frames/s",
+        "against `fused`",
+    ]
     rows = [distribution_row(row) for row in read("distribution.json")["jobs"][job]]
     return table([*head, "kB per tick between devices", "idle, device 0, 1"], rows)
 
@@ -57,8 +75,17 @@ def overlap_row(row: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     summary = row["summary"]
     score = f"{summary['eval_return_mean']:.1f} ± {summary['eval_return_std']:.1f}"
     same = row is not plain and row["returns"] == plain["returns"]
-    name = f"{row['algo'].upper()} {WORLDS[row['env']]}, {summary['env_steps']:,} steps" if row is plain else ""
-    words = [name, f"`{row['overlap']}`", f"`{row['placement']}`", score + (" (equal numbers)" if same else "")]
+    name = (
+        f"{row['algo'].upper()} {WORLDS[row['env']]}, {summary['env_steps']:,} steps"
+        if row is plain
+        else ""
+    )
+    words = [
+        name,
+        f"`{row['overlap']}`",
+        f"`{row['placement']}`",
+        score + (" (equal numbers)" if same else ""),
+    ]
     return [*words, f"{summary['wall_s']:.1f} s", f"{summary['sampling_hz']:,.0f}", frames(summary)]
 
 
@@ -66,13 +93,22 @@ def overlaps() -> str:
     """Write the cost of each overlap in return, and its gain in speed."""
     rows = read("overlap.json")["rows"]
     plain = {(row["env"], row["algo"]): row for row in rows if row["overlap"] == "none"}
-    head = ["", "`overlap=`", "`placement=`", "return, mean ± std over seeds", "seconds, with compilation", "steps/s"]
+    head = [
+        "",
+        "`overlap=`",
+        "`placement=`",
+        "return, mean ± std over seeds",
+        "seconds, with compilation",
+        "steps/s",
+    ]
     body = [overlap_row(row, plain[row["env"], row["algo"]]) for row in rows]
     return table([*head, "updates/s × batch = frames/s"], body)
 
 
 def pool_row(row: dict[str, Any]) -> list[str]:
-    """Write one environment in the pool, and the better of one process and Gymnasium's vector environments."""
+    """Write one environment in the pool, and the better of one process and Gymnasium's vector
+    environments.
+    """
     rates = row["rates"]
     others = {name: rates[name] for name in ("one process", "sync", "async") if name in rates}
     best = max(others, key=lambda name: others[name])
@@ -91,11 +127,14 @@ def pool_row(row: dict[str, Any]) -> list[str]:
 
 
 def pool() -> str:
-    """Write the rates of host environments: the pool, one process or Gymnasium's vector environments, and Ray's
-    actors.
+    """Write the rates of host environments: the pool, one process or Gymnasium's vector
+    environments, and Ray's actors.
     """
     head = ["environment, number", "one process, or Gymnasium's better vector", "pool, 2 workers"]
-    return table([*head, "pool, default workers", "Ray actors"], [pool_row(row) for row in read("pool.json")["rows"]])
+    return table(
+        [*head, "pool, default workers", "Ray actors"],
+        [pool_row(row) for row in read("pool.json")["rows"]],
+    )
 
 
 def envpool() -> str:
@@ -106,7 +145,12 @@ def envpool() -> str:
         if "envpool backend" in rates:
             alone, behind = rates["envpool"], rates["envpool backend"]
             rows.append(
-                [f"{row['env']}, {row['num_envs']}", f"{alone:,.0f}", f"{behind:,.0f}", f"{behind / alone:.2f}"]
+                [
+                    f"{row['env']}, {row['num_envs']}",
+                    f"{alone:,.0f}",
+                    f"{behind:,.0f}",
+                    f"{behind / alone:.2f}",
+                ]
             )
     return table(["environment, number", "EnvPool alone", "`pool.backend=envpool`", "ratio"], rows)
 
@@ -126,8 +170,23 @@ def host_sac_rates() -> str:
     rows = []
     for side, name in SIDES.items():
         speed, against = found["rate"][side]["median"], found["ours_against"][side]["median"]
-        rows.append([name, f"{speed:.0f}", f"{256 * speed / 1e3:.1f}k", "" if side == "ours" else f"{against:.2f}"])
-    return table(["", "updates/s", "update frame rate", "the default / this row, median of the rounds' ratios"], rows)
+        rows.append(
+            [
+                name,
+                f"{speed:.0f}",
+                f"{256 * speed / 1e3:.1f}k",
+                "" if side == "ours" else f"{against:.2f}",
+            ]
+        )
+    return table(
+        [
+            "",
+            "updates/s",
+            "update frame rate",
+            "the default / this row, median of the rounds' ratios",
+        ],
+        rows,
+    )
 
 
 def host_sac_returns() -> str:
@@ -136,8 +195,18 @@ def host_sac_returns() -> str:
     for side in ("ours", "sbx", "sb3"):
         steps, score, seconds = runs[side]["curve"][-1]
         name = "ours" if side == "ours" else SIDES[side]
-        rows.append([name, f"{steps:,}", f"{score:,.0f}", f"{seconds:,.0f}", f"{runs[side]['seconds_to_4000']:,.0f}"])
-    return table(["", "steps", "return at the end", "seconds in total", "seconds to a return of 4,000"], rows)
+        rows.append(
+            [
+                name,
+                f"{steps:,}",
+                f"{score:,.0f}",
+                f"{seconds:,.0f}",
+                f"{runs[side]['seconds_to_4000']:,.0f}",
+            ]
+        )
+    return table(
+        ["", "steps", "return at the end", "seconds in total", "seconds to a return of 4,000"], rows
+    )
 
 
 def sweep_row(job: str) -> list[str]:
@@ -147,7 +216,11 @@ def sweep_row(job: str) -> list[str]:
     share = bounds["share_of_bounds"]
     low, high = (f"{100 * share[end]:.0f}" for end in ("low", "high"))
     rates = {x["batch_size"]: f"{x['update_frame_hz']['median'] / 1e3:.1f}k" for x in spreeze}
-    rates |= {x["batch_size"]: f"{rates[x['batch_size']]} ({x['batch_size']:,})" for x in spreeze if x["best"]}
+    rates |= {
+        x["batch_size"]: f"{rates[x['batch_size']]} ({x['batch_size']:,})"
+        for x in spreeze
+        if x["best"]
+    }
     return [
         f"{found['env']}, {found['algo'].upper()}",
         f"{chosen['num_envs']:,} environments",
@@ -172,15 +245,27 @@ def search_rows(job: str, found: dict[str, Any]) -> list[list[str]]:
     grid_s, rows = sum(row["took_s"] for row in found["grid"]), []
     for search in found["searches"]:
         share = 100 * rates[search["chosen"]] / max(rates.values())
-        words = [job.replace("_", " "), f"{len(search['rows'])} of {len(found['grid'])}", f"{search['chosen']:,}"]
+        words = [
+            job.replace("_", " "),
+            f"{len(search['rows'])} of {len(found['grid'])}",
+            f"{search['chosen']:,}",
+        ]
         rows.append([*words, f"{share:.1f} %", f"{100 * search['took_s'] / grid_s:.0f} %"])
     return rows
 
 
 def searches() -> str:
     """Write the autotuner's search against measuring every width."""
-    found = {job: x for job, x in read("autotune_search.json").items() if "searches" in x and "grid" in x}
-    head = ["job", "widths measured", "selected", "speed, share of the grid's best", "time, share of the grid's"]
+    found = {
+        job: x for job, x in read("autotune_search.json").items() if "searches" in x and "grid" in x
+    }
+    head = [
+        "job",
+        "widths measured",
+        "selected",
+        "speed, share of the grid's best",
+        "time, share of the grid's",
+    ]
     return table(head, [row for job, x in found.items() for row in search_rows(job, x)])
 
 
@@ -194,15 +279,31 @@ def equal_numbers() -> str:
     moved = [row for row in rows if (row["placement"], row["devices"]) in MOVED]
     kinds = {
         "fragments on other devices": [row for row in moved if row["ticks"] > 1],
-        "the same with each program's own compiler options": [row for row in moved if row["ticks"] == 1],
+        "the same with each program's own compiler options": [
+            row for row in moved if row["ticks"] == 1
+        ],
         "an axis split over devices": [row for row in rows if row not in moved],
     }
     for name, found in kinds.items():
         ticks = sorted({row["ticks"] for row in found})
-        worst, held = max(row["difference"] for row in found), sum(row["difference"] <= row["allowed"] for row in found)
+        worst, held = (
+            max(row["difference"] for row in found),
+            sum(row["difference"] <= row["allowed"] for row in found),
+        )
         compared = f"{held:,} of {len(found):,}"
-        lines.append([name, compared, f"{worst:.2g}", f"{max(row['allowed'] for row in found):g}", f"{ticks[-1]}"])
-    return table(["compared with `fused`", "within limit", "largest difference", "limit", "after ticks"], lines)
+        lines.append(
+            [
+                name,
+                compared,
+                f"{worst:.2g}",
+                f"{max(row['allowed'] for row in found):g}",
+                f"{ticks[-1]}",
+            ]
+        )
+    return table(
+        ["compared with `fused`", "within limit", "largest difference", "limit", "after ticks"],
+        lines,
+    )
 
 
 def other_languages() -> str:
@@ -212,7 +313,9 @@ def other_languages() -> str:
         [f"`{file}`", row["versions"], f"{row['action']:.5f}", f"{row['in Python']:.5f}"]
         for file, row in found["blocks"].items()
     ]
-    return table(["program", "run with", "action", f"action in Python, {found['compared with']}"], rows)
+    return table(
+        ["program", "run with", "action", f"action in Python, {found['compared with']}"], rows
+    )
 
 
 EVALUATED = {

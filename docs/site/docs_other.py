@@ -1,8 +1,10 @@
-"""Runs the code of ``docs/tutorials/export.md`` in other languages: its page in a Chromium, its program in C++.
+"""Runs the code of ``docs/tutorials/export.md`` in other languages: its page in a Chromium, its
+program in C++.
 
-``python docs/site/docs_other.py web=<folder with node_modules> cpp=<folder with include and lib>`` trains a short run,
-exports it, and compares the actions of both with ONNX Runtime in Python. Versions and a digest of each block are
-written to ``experiments/results/docs_other.json``; ``tests/test_docs.py`` refuses a block that changed since.
+``python docs/site/docs_other.py web=<folder with node_modules> cpp=<folder with include and lib>``
+trains a short run, exports it, and compares the actions of both with ONNX Runtime in Python.
+Versions and a digest of each block are written to ``experiments/results/docs_other.json``;
+``tests/test_docs.py`` refuses a block that changed since.
 """
 
 import hashlib
@@ -28,8 +30,12 @@ TOLERANCE = 1e-4
 
 
 def blocks() -> dict[str, str]:
-    """Return the blocks of the page that are neither Python nor commands, by the file name in their first line."""
-    bodies = [m["body"] for m in FENCE.finditer(PAGE.read_text()) if m["language"] in ("html", "cpp")]
+    """Return the blocks of the page that are neither Python nor commands, by the file name in their
+    first line.
+    """
+    bodies = [
+        m["body"] for m in FENCE.finditer(PAGE.read_text()) if m["language"] in ("html", "cpp")
+    ]
     return {re.search(r"[\w.]+\.\w+", body.splitlines()[0])[0]: body for body in bodies}  # type: ignore[index]
 
 
@@ -49,7 +55,9 @@ def in_python(folder: Path) -> tuple[float, str]:
 
 
 def in_browser(folder: Path, web: Path) -> tuple[float, str]:
-    """Return the action that the page shows in a Chromium, from a server started as in the tutorial."""
+    """Return the action that the page shows in a Chromium, from a server started as in the
+    tutorial.
+    """
     sys.path.insert(0, str(ROOT / "tests"))
     from browser import chromium_page, find_chromium
 
@@ -65,8 +73,12 @@ def in_browser(folder: Path, web: Path) -> tuple[float, str]:
         page.run(waits)
         shown = page.run("document.getElementById('action').textContent")
     server.shutdown()
-    version = json.loads((web / "node_modules" / "onnxruntime-web" / "package.json").read_text())["version"]
-    browser = subprocess.run([chromium, "--version"], capture_output=True, text=True).stdout.split()[1]
+    version = json.loads((web / "node_modules" / "onnxruntime-web" / "package.json").read_text())[
+        "version"
+    ]
+    browser = subprocess.run(
+        [chromium, "--version"], capture_output=True, text=True
+    ).stdout.split()[1]
     return float(shown.split()[0]), f"onnxruntime-web {version}, Chromium {browser}"
 
 
@@ -76,7 +88,9 @@ def in_cpp(folder: Path, cpp: Path) -> tuple[float, str]:
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith("g++ "))
     subprocess.run(line.split(), cwd=folder, check=True)
     done = subprocess.run(["./play"], cwd=folder, check=True, capture_output=True, text=True)
-    compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
+    compiler = subprocess.run(
+        ["g++", "-dumpfullversion"], capture_output=True, text=True
+    ).stdout.strip()
     headers = "".join(path.read_text() for path in (cpp / "include").glob("**/onnxruntime_c_api.h"))
     api = re.search(r"define ORT_API_VERSION (\d+)", headers)
     return float(done.stdout), f"g++ {compiler}, headers of API {api[1] if api else 'unknown'}"
@@ -99,7 +113,12 @@ def main(web: str, cpp: str) -> None:
         if abs(action - wanted) > TOLERANCE:
             raise SystemExit(f"{file}: {action} instead of {wanted}")
     rows = {
-        file: {"digest": digest(blocks()[file]), "action": action, "versions": versions, "in Python": wanted}
+        file: {
+            "digest": digest(blocks()[file]),
+            "action": action,
+            "versions": versions,
+            "in Python": wanted,
+        }
         for file, (action, versions) in found.items()
     }
     RECORD.write_text(json.dumps({"compared with": with_python, "blocks": rows}, indent=1) + "\n")

@@ -1,8 +1,8 @@
 """Runs every Python block and every command line of README and docs, long ones with short settings.
 
-``python docs/site/docs_run.py`` runs lines that changed since their last run, ``--all`` everything, ``--count=20`` that
-many. The record is written to ``experiments/results/docs_run.json``; ``tests/test_docs.py`` refuses a line that is not
-in it.
+``python docs/site/docs_run.py`` runs lines that changed since their last run, ``--all`` everything,
+``--count=20`` that many. The record is written to ``experiments/results/docs_run.json``;
+``tests/test_docs.py`` refuses a line that is not in it.
 """
 
 import json
@@ -51,9 +51,19 @@ SHORTER = (
 )
 """Replacements that make a Python block short."""
 OPTIONAL = ("optuna", "torch")
-"""Packages that a block may import and that are not installed by `make setup`. Without them, the block is left out."""
+"""Packages that a block may import and that are not installed by `make setup`. Without them, the
+block is left out.
+"""
 TRAINED = [
-    *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
+    *(
+        "env=pendulum",
+        "algo=sac",
+        "tuned=false",
+        "num_envs=4",
+        "total_steps=64",
+        "eval.episodes=2",
+        "eval.every=32",
+    ),
     *("checkpoint.every=16", "algo.warmup_steps=16", "eval.beside=false"),
 ]
 """The words of a run that commands and blocks use as ``runs/latest``."""
@@ -68,7 +78,10 @@ def shortened(code: str) -> str:
 
 def lacks_a_package(block: Block) -> bool:
     """Return whether a block imports one of `OPTIONAL` that is not installed."""
-    return any(re.search(rf"^import {name}\b", block.code, re.M) and not find_spec(name) for name in OPTIONAL)
+    return any(
+        re.search(rf"^import {name}\b", block.code, re.M) and not find_spec(name)
+        for name in OPTIONAL
+    )
 
 
 def run_page(blocks: list[Block], folder: Path) -> None:
@@ -82,7 +95,11 @@ def run_page(blocks: list[Block], folder: Path) -> None:
             named = re.match(r"# (\w+\.py)\n", block.code)
             if named:
                 (folder / named[1]).write_text(block.code)
-            code = compile(shortened(f"{block.first}\n{block.code}"), f"{block.page}, block {number + 1}", "exec")
+            code = compile(
+                shortened(f"{block.first}\n{block.code}"),
+                f"{block.page}, block {number + 1}",
+                "exec",
+            )
             exec(code, names)
     finally:
         sys.path.remove(str(folder))
@@ -94,12 +111,21 @@ def reason_not_run(line: str) -> str | None:
 
 
 def short_words(line: str) -> list[str]:
-    """Return the words of a command with short settings: few steps, few environments, small evaluations."""
+    """Return the words of a command with short settings: few steps, few environments, small
+    evaluations.
+    """
     words = shlex.split(line, comments=True)
     if "jaxrl_fast.train" not in words:
-        return [re.sub(r"^episodes=\d+", "episodes=2", re.sub(r"^seconds=\d+", "seconds=1", word)) for word in words]
+        return [
+            re.sub(r"^episodes=\d+", "episodes=2", re.sub(r"^seconds=\d+", "seconds=1", word))
+            for word in words
+        ]
     resumes = any(word.startswith(("resume=runs", "config=")) for word in words)
-    shorter_words = (r"^num_envs=\d+$", "num_envs=8"), (r"^total_steps=.*", "total_steps=96"), ("=/", "=")
+    shorter_words = (
+        (r"^num_envs=\d+$", "num_envs=8"),
+        (r"^total_steps=.*", "total_steps=96"),
+        ("=/", "="),
+    )
     for pattern, shorter in (*shorter_words, (r"^online_steps=.*", "online_steps=1")):
         words = [re.sub(pattern, shorter, word) for word in words if word != "..."]
     words = [word for word in words if resumes or not word.startswith("total_steps=")]
@@ -117,13 +143,19 @@ def run_command(line: str, folder: Path) -> None:
         SystemExit: It failed; the message is its output.
     """
     settings = {
-        word.partition("=")[0]: word.partition("=")[2] for word in shlex.split(line) if re.match(r"[A-Z_]+=", word)
+        word.partition("=")[0]: word.partition("=")[2]
+        for word in shlex.split(line)
+        if re.match(r"[A-Z_]+=", word)
     }
     words = [word for word in short_words(line) if not re.match(r"[A-Z_]+=", word)]
     words = [sys.executable if word.endswith("python") else word for word in words]
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
-    steps = [int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()]
-    words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{min(steps, default=0)}", word) for word in words]
+    steps = [
+        int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()
+    ]
+    words = [
+        re.sub(r"checkpoints/\d+$", f"checkpoints/{min(steps, default=0)}", word) for word in words
+    ]
     if "jaxrl_fast.collect" in line:
         shutil.rmtree(folder / "data")
     variables = {
@@ -132,22 +164,38 @@ def run_command(line: str, folder: Path) -> None:
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         **settings,
     }
-    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        words, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S
+    )
     if done.returncode:
-        raise SystemExit(f"{line}\nran as: {shlex.join(words)}\n{done.stdout[-500:]}{done.stderr[-1500:]}")
+        raise SystemExit(
+            f"{line}\nran as: {shlex.join(words)}\n{done.stdout[-500:]}{done.stderr[-1500:]}"
+        )
 
 
 def prepare(folder: Path) -> None:
-    """Make a folder with the input files of the commands of the docs: a run, two names for it, and user
-    environments.
+    """Make a folder with the input files of the commands of the docs: a run, two names for it, and
+    user environments.
     """
-    for block in [b for path in pages() for language in ("python", "xml") for b in python_blocks(path, language)]:
+    for block in [
+        b
+        for path in pages()
+        for language in ("python", "xml")
+        for b in python_blocks(path, language)
+    ]:
         named = re.match(r"(?:#|<!--) (\w+\.(?:py|xml))(?: -->)?\n", block.code)
         if named and not (folder / named[1]).exists():
             (folder / named[1]).write_text(f"{block.first}\n{block.code}")
     words = [sys.executable, "-m", "jaxrl_fast.train", *TRAINED]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    collect = [sys.executable, "-m", "jaxrl_fast.collect", "runs/latest", "out=data/pendulum_sac", "episodes=2"]
+    collect = [
+        sys.executable,
+        "-m",
+        "jaxrl_fast.collect",
+        "runs/latest",
+        "out=data/pendulum_sac",
+        "episodes=2",
+    ]
     for line in (words, collect):
         subprocess.run(line, cwd=folder, env=variables, check=True, capture_output=True)
     for name in ("a", "b"):
@@ -161,9 +209,19 @@ def record() -> dict[str, float]:
 
 def main(words: list[str]) -> int:
     """Run the lines that are not in the record, or everything; return the number of failed lines."""
-    count = next((int(word.partition("=")[2]) for word in words if word.startswith("--count=")), 10_000)
-    lines = list(dict.fromkeys(line for path in pages() for line in command_lines(path) if not reason_not_run(line)))
-    known = {} if "--all" in words else {line: seconds for line, seconds in record().items() if line in lines}
+    count = next(
+        (int(word.partition("=")[2]) for word in words if word.startswith("--count=")), 10_000
+    )
+    lines = list(
+        dict.fromkeys(
+            line for path in pages() for line in command_lines(path) if not reason_not_run(line)
+        )
+    )
+    known = (
+        {}
+        if "--all" in words
+        else {line: seconds for line, seconds in record().items() if line in lines}
+    )
     todo, failed = [line for line in lines if line not in known][:count], 0
     with tempfile.TemporaryDirectory() as name:
         if todo:
@@ -171,13 +229,19 @@ def main(words: list[str]) -> int:
         for line in todo:
             begin = time.perf_counter()
             try:
-                with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
-                    run_command(line, Path(shutil.copytree(name, copy, symlinks=True, dirs_exist_ok=True)))
+                with (
+                    tempfile.TemporaryDirectory() as copy
+                ):  # a command may leave another runs/latest behind
+                    run_command(
+                        line, Path(shutil.copytree(name, copy, symlinks=True, dirs_exist_ok=True))
+                    )
                 known[line] = round(time.perf_counter() - begin, 1)
             except (SystemExit, subprocess.TimeoutExpired) as error:
                 failed += 1
                 print(f"failed: {error}", flush=True)
-            RECORD.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+            RECORD.write_text(
+                json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+            )
     print(f"{len(known)} of {len(lines)} lines are in the record, {failed} failed")
     return failed
 

@@ -1,7 +1,8 @@
-"""Writes the tables of README and docs that follow from the code or results: ``python docs/site/docs_tables.py``.
+"""Writes the tables of README and docs that follow from the code or results:
+``python docs/site/docs_tables.py``.
 
-A table is between ``<!-- table: name -->`` and ``<!-- end -->``, a file of ``experiments/`` between ``<!-- file: path
--->`` and the same. ``tests/test_docs.py`` refuses a page that this would change.
+A table is between ``<!-- table: name -->`` and ``<!-- end -->``, a file of ``experiments/`` between
+``<!-- file: path -->`` and the same. ``tests/test_docs.py`` refuses a page that this would change.
 """
 
 import json
@@ -30,8 +31,15 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose
 
 RESULTS = ROOT / "experiments" / "results"
-DISCRETE, CONTINUOUS = jf.Discrete(2), jf.Box(np.full(1, -1.0, np.float32), np.full(1, 1.0, np.float32))
-ANY = {suite: (suite, (DISCRETE, CONTINUOUS), "algorithms.md") for suite in envs.EXAMPLE_IDS if suite != "probe"}
+DISCRETE, CONTINUOUS = (
+    jf.Discrete(2),
+    jf.Box(np.full(1, -1.0, np.float32), np.full(1, 1.0, np.float32)),
+)
+ANY = {
+    suite: (suite, (DISCRETE, CONTINUOUS), "algorithms.md")
+    for suite in envs.EXAMPLE_IDS
+    if suite != "probe"
+}
 SUITES = ANY | {
     "brax": ("brax", (CONTINUOUS,), "concepts.md"),
     "gymnax": ("gymnax", (DISCRETE, CONTINUOUS), "start.md"),
@@ -89,7 +97,9 @@ PUBLISHED = {
     "halfcheetah_sac": "brax.training: 1,645 after 200,000",
     "halfcheetah_ppo": "brax.training: 576 after 3,280,000",
 }
-"""Returns of peers after so many steps, as published or measured elsewhere, for comparison with our rows."""
+"""Returns of peers after so many steps, as published or measured elsewhere, for comparison with our
+rows.
+"""
 
 
 SPEEDS = {
@@ -115,8 +125,8 @@ def takes(name: str, action: jf.Discrete | jf.Box, agents: int | None) -> bool:
 
 
 def learned_rows() -> dict[tuple[str, str], str]:
-    """Return the newest learning result of each algorithm and suite, by both; rows that missed their goal do not
-    count.
+    """Return the newest learning result of each algorithm and suite, by both; rows that missed
+    their goal do not count.
     """
     found = {}
     for name, row in ROWS.items():
@@ -141,12 +151,19 @@ def coverage() -> str:
         cells = [f"[`{name}`](algorithms.md)"]
         for suite, (_, actions, _) in SUITES.items():
             agents = (
-                2 if suite in envs.OF_SEVERAL_AGENTS or (suite == "custom" and ALGORITHMS[name]().for_agents) else None
+                2
+                if suite in envs.OF_SEVERAL_AGENTS
+                or (suite == "custom" and ALGORITHMS[name]().for_agents)
+                else None
             )
             runs = any(takes(name, action, agents) for action in actions)
-            runs &= not (suite == "atari" and ALGORITHMS[name]().needs_data)  # there is no data of images
+            runs &= not (
+                suite == "atari" and ALGORITHMS[name]().needs_data
+            )  # there is no data of images
             picture = learned.get((name, suite))
-            cells.append(f"[●](../experiments/results/{picture}.png)" if picture else "○" if runs else "–")
+            cells.append(
+                f"[●](../experiments/results/{picture}.png)" if picture else "○" if runs else "–"
+            )
         rows.append(cells)
     return table(["`algo=`", *(f"[{title}]({page})" for title, _, page in SUITES.values())], rows)
 
@@ -167,18 +184,30 @@ def published() -> str:
         least, most = result["return_ci95"]
         command = f"`{' '.join(ROWS[name].words)}`"
         own = f"**{result['return_mean']:,.0f}** [{least:,.0f}, {most:,.0f}]"
-        rows.append([command, f"{result['env_steps']:,}", f"{len(result['curve'][-1]['returns'])}", own, peer])
+        rows.append(
+            [
+                command,
+                f"{result['env_steps']:,}",
+                f"{len(result['curve'][-1]['returns'])}",
+                own,
+                peer,
+            ]
+        )
     return table(["command", "steps", "seeds", "greedy return [95 %]", "other library"], rows)
 
 
 def agents_speed() -> str:
-    """Write the training speed of several agents against bare loops, and the cost of an agent's step."""
+    """Write the training speed of several agents against bare loops, and the cost of an agent's
+    step.
+    """
     found = json.loads((RESULTS / "bench" / "agents.json").read_text())
     rows = []
     for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
         for pair, ratio in found.get(name, {}).get("ratio", {}).items():
             apart, _, rival = pair.rpartition(" / ")
-            rate = found[name]["rate"]["three_agents" if name == "points" else apart or "ours"]["median"]
+            rate = found[name]["rate"]["three_agents" if name == "points" else apart or "ours"][
+                "median"
+            ]
             cell = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
             way = ", `placement=actor_critic`" if apart else ""
             rows.append(
@@ -200,7 +229,10 @@ def not_run() -> str:
     for line in dict.fromkeys(line for path in pages() for line in command_lines(path)):
         if why := reason_not_run(line):
             reasons.setdefault(why, []).append(line if len(line) < 100 else f"{line[:97]}...")
-    return table(["reason", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
+    return table(
+        ["reason", "lines"],
+        [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()],
+    )
 
 
 OWN = (agents_speed, coverage, extras, not_run, pairs, pairs_jax, published)
@@ -212,7 +244,9 @@ def filled(text: str) -> str:
 
     def fill(found: re.Match[str]) -> str:
         kind, name = found[1], found[2]
-        body = TABLES[name]() if kind == "table" else (ROOT / "experiments" / name).read_text().strip()
+        body = (
+            TABLES[name]() if kind == "table" else (ROOT / "experiments" / name).read_text().strip()
+        )
         return f"<!-- {kind}: {name} -->\n\n{body}\n\n<!-- end -->"
 
     return re.sub(r"<!-- (table|file): (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.S)

@@ -1,7 +1,9 @@
-"""Checks every page of the built site in Chromium: ``python docs/site/look.py build/site/html /tmp/look [page ...]``.
+"""Checks every page of the built site in Chromium:
+``python docs/site/look.py build/site/html /tmp/look [page ...]``.
 
-Each page is drawn at 1440 and 390 pixels, light and dark. Errors are printed: a page wider than the screen, an error of
-a script, a request that is not for a file of the site. Then search is tried, from disk.
+Each page is drawn at 1440 and 390 pixels, light and dark. Errors are printed: a page wider than the
+screen, an error of a script, a request that is not for a file of the site. Then search is tried,
+from disk.
 """
 
 import base64
@@ -36,10 +38,16 @@ def look(page: Page, file: Path, site: Path, out: Path) -> None:
     name = file.relative_to(site).with_suffix("").as_posix().replace("/", "-")
     for width, dark in SIZES:
         page.open(file, width=width, height=900, mobile=width < 500, dark=dark)
-        scroll, height = page.run("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        scroll, height = page.run(
+            "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        )
         clip = {"x": 0, "y": 0, "width": width, "height": min(height, 6000), "scale": 1}
-        shot = page.ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-        (out / f"{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(base64.b64decode(shot["data"]))
+        shot = page.ask(
+            "Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True
+        )
+        (out / f"{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(
+            base64.b64decode(shot["data"])
+        )
         page.run("localStorage.clear()")  # it retains the colors of the first visit
         wrong = [f"{scroll} pixels wide"] if scroll > width else []
         for fault in [*wrong, *faults(page, site)]:
@@ -51,7 +59,14 @@ def search(page: Page, site: Path) -> None:
     page.open(site / "index.html", width=1440, height=900)
     page.run("new Promise(done => setTimeout(done, 1000))")
     for kind in ("rawKeyDown", "keyUp"):
-        page.ask("Input.dispatchKeyEvent", type=kind, key="k", code="KeyK", windowsVirtualKeyCode=75, modifiers=2)
+        page.ask(
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key="k",
+            code="KeyK",
+            windowsVirtualKeyCode=75,
+            modifiers=2,
+        )
     page.run("new Promise(done => setTimeout(done, 1000))")
     page.ask("Input.insertText", text="autotuner")
     page.run("new Promise(done => setTimeout(done, 2000))")

@@ -1,4 +1,6 @@
-"""Runs ``examples/tour.ipynb`` and writes it with its outputs: ``python docs/site/notebook.py`` (minutes)."""
+"""Runs ``examples/tour.ipynb`` and writes it with its outputs: ``python docs/site/notebook.py``
+(minutes).
+"""
 
 import time
 from pathlib import Path
@@ -103,12 +105,17 @@ def shorten(data: dict[str, str]) -> None:
 def main() -> None:
     """Run the cells, and write the notebook with the seconds that it took."""
     make = nbformat.v4
-    cells = [make.new_code_cell(text) if text.startswith(CODE) else make.new_markdown_cell(text) for text in CELLS]
+    cells = [
+        make.new_code_cell(text) if text.startswith(CODE) else make.new_markdown_cell(text)
+        for text in CELLS
+    ]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     book = make.new_notebook(cells=cells)
     begin = time.perf_counter()
-    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(
+        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
     for cell in book.cells:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", []):

@@ -1,4 +1,6 @@
-"""The reference pages of the site, generated from the code: commands, keys, environments, functions."""
+"""The reference pages of the site, generated from the code: commands, keys, environments,
+functions.
+"""
 
 import dataclasses
 import importlib
@@ -59,7 +61,9 @@ def commands() -> str:
     for name, text in COMMANDS.items():
         module = importlib.import_module(f"jaxrl_fast.{name}")
         shown = train_help() if name == "train" else module.HELP
-        parts.append(f"## {name}\n\n{text.partition(':')[0].capitalize()}.\n\n```text\n{shown}\n```")
+        parts.append(
+            f"## {name}\n\n{text.partition(':')[0].capitalize()}.\n\n```text\n{shown}\n```"
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -67,7 +71,9 @@ def keys() -> str:
     """Write every key of a run, by section."""
     known, parts = (
         run_keys(),
-        ["# Keys\n\nWrite `key=value` after `train`, and after every command that accepts the settings of a run."],
+        [
+            "# Keys\n\nWrite `key=value` after `train`, and after every command that accepts the settings of a run."
+        ],
     )
     groups = table(["key", "meaning"], [[f"`{name}`", text] for name, text in GROUPS.items()])
     parts.append(f"## Environment, algorithm and sources\n\n{groups}")
@@ -83,10 +89,15 @@ def keys() -> str:
 
 def algorithms() -> str:
     """Write every key of every algorithm, with its docstring."""
-    parts = ["# Keys of algorithms\n\nWrite `algo.key=value`. In Python, write arguments of `jaxrl_fast.<name>`."]
+    parts = [
+        "# Keys of algorithms\n\nWrite `algo.key=value`. In Python, write arguments of `jaxrl_fast.<name>`."
+    ]
     for name, factory in ALGORITHMS.items():
         meanings = entries(sections(factory)["Args"])
-        own = {k: v._replace(text=meanings.get(k.removeprefix("algo."), "")) for k, v in algo_keys(name).items()}
+        own = {
+            k: v._replace(text=meanings.get(k.removeprefix("algo."), ""))
+            for k, v in algo_keys(name).items()
+        }
         parts.append(f"## {name}\n\n{plain(sections(factory)[''])}\n\n{key_table(own)}")
     return "\n\n".join(parts) + "\n"
 
@@ -100,9 +111,18 @@ def environments() -> str:
         own = defaults.get(name, {})
         settings = [f"`{algo}`" for algo in ALGORITHMS if f"{name}_{algo}" in tuned]
         cells = [f"`{name}`", suite, f"`{id_}`", f"`{own.get('algo', 'ppo')}`"]
-        rows.append([*cells, f"{own.get('num_envs', 0):,}", f"{own.get('total_steps', 0):,}", ", ".join(settings)])
+        rows.append(
+            [
+                *cells,
+                f"{own.get('num_envs', 0):,}",
+                f"{own.get('total_steps', 0):,}",
+                ", ".join(settings),
+            ]
+        )
     head = ["`env=`", "suite", "id", "algorithm", "environments", "steps", "settings tuned for"]
-    families = ", ".join(f"`env={suite} env.id={id_}`" for suite, id_ in envs.EXAMPLE_IDS.items() if suite != "probe")
+    families = ", ".join(
+        f"`env={suite} env.id={id_}`" for suite, id_ in envs.EXAMPLE_IDS.items() if suite != "probe"
+    )
     title = "# Environments\n\nShort names, with their defaults."
     return f"{title}\n\n{table(head, rows)}\n\nOther environments, by id: {families}.\n"
 
@@ -115,8 +135,12 @@ def api() -> str:
         for name in sorted(own, key=lambda n: (n[0].isupper(), n.lower())):
             thing = getattr(module, name)
             if callable(thing):
-                parts.append(f"## {name}\n\n```text\n{signature(name, thing)}\n```\n\n{docstring(thing)}")
-    parts.append("## Algorithms\n\n" + ", ".join(f"[`{name}`](algorithms.md#{name})" for name in ALGORITHMS))
+                parts.append(
+                    f"## {name}\n\n```text\n{signature(name, thing)}\n```\n\n{docstring(thing)}"
+                )
+    parts.append(
+        "## Algorithms\n\n" + ", ".join(f"[`{name}`](algorithms.md#{name})" for name in ALGORITHMS)
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -129,7 +153,9 @@ def line_by_line() -> str:
         named = re.search(r"Engine: (.+?)\.?\"\"\"", block)
         places = "\n".join(f"- {place(name)}" for name in (named[1].split(", ") if named else []))
         code = f"<div markdown>\n\n```python\n{block.strip()}\n```\n\n</div>"
-        rows.append(f'<div class="lines" markdown>\n{code}\n<div markdown>\n\n{places}\n\n</div>\n</div>')
+        rows.append(
+            f'<div class="lines" markdown>\n{code}\n<div markdown>\n\n{places}\n\n</div>\n</div>'
+        )
     return LINE_BY_LINE + "\n\n".join(rows) + "\n"
 
 
@@ -159,7 +185,10 @@ def place(name: str) -> str:
 
 def key_table(known: Mapping[str, Key]) -> str:
     """Write a table of keys: name, default, allowed values, meaning."""
-    rows = [[f"`{name}`", default_of(key), choices(key), plain(key.text.rstrip(":"))] for name, key in known.items()]
+    rows = [
+        [f"`{name}`", default_of(key), choices(key), plain(key.text.rstrip(":"))]
+        for name, key in known.items()
+    ]
     return table(["key", "default", "write", "meaning"], rows)
 
 
@@ -169,7 +198,11 @@ def default_of(key: Key) -> str:
     if value is None:
         return ""
     shown = (
-        str(value).lower() if isinstance(value, bool) else str(list(value)) if isinstance(value, tuple) else str(value)
+        str(value).lower()
+        if isinstance(value, bool)
+        else str(list(value))
+        if isinstance(value, tuple)
+        else str(value)
     )
     return f"`{shown}`" if shown else ""
 
@@ -178,7 +211,9 @@ def choices(key: Key) -> str:
     """Return the allowed values in the words of error messages."""
     if get_origin(key.type) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(key.type))
-    return "a number or a schedule" if key.type is Any else describe_type(key.type).replace("|", "\\|")
+    return (
+        "a number or a schedule" if key.type is Any else describe_type(key.type).replace("|", "\\|")
+    )
 
 
 SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Source):\s*", re.M)
@@ -186,7 +221,9 @@ ENTRY = re.compile(r"^(\*{0,2}\w[\w, .]*): (.+(?:\n +.+)*)", re.M)
 
 
 def sections(thing: Any) -> dict[str, str]:
-    """Split a Google-style docstring by the titles of its sections; the text before the first is named ""."""
+    """Split a Google-style docstring by the titles of its sections; the text before the first is
+    named "".
+    """
     parts = SECTION.split(inspect.getdoc(thing) or "")
     return {
         title: textwrap.dedent(f"    {text}").strip()
@@ -200,7 +237,9 @@ def entries(section: str) -> dict[str, str]:
 
 
 def signature(name: str, thing: Any) -> str:
-    """Format a signature, an argument per line where it is long; of a NamedTuple or dataclass, its fields."""
+    """Format a signature, an argument per line where it is long; of a NamedTuple or dataclass, its
+    fields.
+    """
     if inspect.isclass(thing) and (hasattr(thing, "_fields") or dataclasses.is_dataclass(thing)):
         fields = getattr(thing, "_fields", None) or [f.name for f in dataclasses.fields(thing)]
         return f"{name}({', '.join(fields)})"
@@ -208,11 +247,16 @@ def signature(name: str, thing: Any) -> str:
         return name
     given = inspect.signature(thing)
     bare = given.replace(
-        parameters=[p.replace(annotation=inspect.Parameter.empty) for p in given.parameters.values()],
+        parameters=[
+            p.replace(annotation=inspect.Parameter.empty) for p in given.parameters.values()
+        ],
         return_annotation=inspect.Signature.empty,
     )
     return "\n".join(
-        textwrap.wrap(re.sub(r"<function (?:<lambda>|\w+\.<locals>\.\w+|\w+)[^>]*>", "...", f"{name}{bare}"), 100)
+        textwrap.wrap(
+            re.sub(r"<function (?:<lambda>|\w+\.<locals>\.\w+|\w+)[^>]*>", "...", f"{name}{bare}"),
+            100,
+        )
     )
 
 
@@ -222,16 +266,25 @@ def docstring(thing: Any) -> str:
     parts = [plain(own.pop(""))]
     for title, text in own.items():
         listed = "\n".join(f"- `{name}`: {meaning}" for name, meaning in entries(text).items())
-        text = listed if title in ("Args", "Raises", "Attributes") and listed else " ".join(text.split())
+        text = (
+            listed
+            if title in ("Args", "Raises", "Attributes") and listed
+            else " ".join(text.split())
+        )
         parts.append(f"**{title}**\n\n{plain(text)}")
     return "\n\n".join(parts)
 
 
 def plain(text: str) -> str:
-    """Convert docstring markup to Markdown: one kind of backticks, no bare angle brackets, no pipes that end a cell."""
+    """Convert docstring markup to Markdown: one kind of backticks, no bare angle brackets, no pipes
+    that end a cell.
+    """
     text = re.sub(r"``(.+?)``", r"`\1`", text, flags=re.S).replace("::\n", ":\n")
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*") for part in parts)
+    return "".join(
+        part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*")
+        for part in parts
+    )
 
 
 def first_line(thing: Any) -> str:

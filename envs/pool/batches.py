@@ -1,4 +1,6 @@
-"""Options of a pool, and groups of its environments in the parent: rows, seeds, actions and results."""
+"""Options of a pool, and groups of its environments in the parent: rows, seeds, actions and
+results.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -13,7 +15,8 @@ from jaxrl_fast.envs.pool.worker import RESET
 
 
 class Groups:
-    """Base class of all pools: equal groups of environments, lines for the user, and checks of calls.
+    """Base class of all pools: equal groups of environments, lines for the user, and checks of
+    calls.
 
     A pool adds ``reset``, ``send``, ``recv`` and ``close`` of `HostEnv`.
 
@@ -30,9 +33,21 @@ class Groups:
         self.lines = [reason] if reason else []
         self.steps, self.is_open = 0, True
 
-    def host_env(self: Any, spec: EnvSpec, num_envs: int, another: Callable[[int], HostEnv], **more: Any) -> HostEnv:
-        """Return the pool as a `HostEnv` of ``num_envs`` environments per seed, with other fields in ``more``."""
-        own = (self.reset, self.send, self.recv, lambda: self.steps, self.events, another, self.close)
+    def host_env(
+        self: Any, spec: EnvSpec, num_envs: int, another: Callable[[int], HostEnv], **more: Any
+    ) -> HostEnv:
+        """Return the pool as a `HostEnv` of ``num_envs`` environments per seed, with other fields
+        in ``more``.
+        """
+        own = (
+            self.reset,
+            self.send,
+            self.recv,
+            lambda: self.steps,
+            self.events,
+            another,
+            self.close,
+        )
         return HostEnv(spec, num_envs, len(self.groups), *own, **more)
 
     def note(self, line: str) -> None:
@@ -54,7 +69,9 @@ class Groups:
 
     def require_sent(self, group: int, in_flight: bool) -> None:
         if not in_flight:
-            raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
+            raise ValueError(
+                f"recv({group}): nothing was sent to group {group} since it was last received"
+            )
 
 
 def env_seed(seed: int, index: int, restarts: int = 0) -> int:
@@ -74,7 +91,8 @@ def env_seed(seed: int, index: int, restarts: int = 0) -> int:
 def row_seeds(
     seeds: Sequence[int], rows: Iterable[int], *, num_rows: int, num_groups: int, restarts: int = 0
 ) -> list[int]:
-    """Derive the seeds of several environments from their slice's seed and their index in the slice.
+    """Derive the seeds of several environments from their slice's seed and their index in the
+    slice.
 
     Every group holds an equal part of each slice, one slice after the other.
 
@@ -153,8 +171,8 @@ def check_groups(num_envs: int, num_groups: int) -> None:
         num_groups: Number of groups.
 
     Raises:
-        ValueError: A number is not positive, there are too many groups, or ``num_envs`` is not divisible by
-            ``num_groups``.
+        ValueError: A number is not positive, there are too many groups, or ``num_envs`` is not
+            divisible by ``num_groups``.
     """
     for what, value in (("num_envs", num_envs), ("pool.num_groups", num_groups)):
         if type(value) is not int or value < 1:
@@ -210,7 +228,9 @@ def gather(arrays: Arrays, rows: slice) -> HostStep:
     obs.setflags(write=False)
     returns, lengths = facts["episode_return"], facts["episode_length"]
     metrics = () if arrays.metrics is None else facts["metrics"]
-    return HostStep(obs, next_obs, facts["reward"], terminated, truncated, returns, lengths, metrics)
+    return HostStep(
+        obs, next_obs, facts["reward"], terminated, truncated, returns, lengths, metrics
+    )
 
 
 def just_reset(obs: np.ndarray) -> HostStep:
@@ -287,19 +307,24 @@ def joined(steps: list[HostStep]) -> HostStep:
 
 
 class PoolOptions(NamedTuple):
-    """How environments are stepped on the host. ``workers`` and ``step_timeout_s`` do not change the results of a run.
+    """How environments are stepped on the host. ``workers`` and ``step_timeout_s`` do not change
+    the results of a run.
 
     Attributes:
-        workers: Number of worker processes; 0 steps in the parent process, ``"auto"`` measures a few steps and selects.
-        num_groups: Groups of environments that take turns: one is stepped while another's actions are computed. None
-            for `default_groups`.
-        order: ``"fixed"``, or ``"arrival"``, which serves the environments that are ready first. It is for environments
-            of very uneven speed; the same seed then no longer gives the same run.
+        workers: Number of worker processes; 0 steps in the parent process, ``"auto"`` measures a
+            few steps and selects.
+        num_groups: Groups of environments that take turns: one is stepped while another's actions
+            are computed. None for `default_groups`.
+        order: ``"fixed"``, or ``"arrival"``, which serves the environments that are ready first. It
+            is for environments of very uneven speed; the same seed then no longer gives the same
+            run.
         step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
         backend: ``"workers"``, or ``"envpool"`` for EnvPool's environments.
-        bridge: ``"host"``: called between compiled programs. ``"callback"``: called from within the single program of a
-            run, on one device. ``"worker"``: the processes of the environments select the actions of whole rollouts.
-        out_of_space: ``"stop"``: an observation outside of its space stops the run. ``"count"``: they are only counted.
+        bridge: ``"host"``: called between compiled programs. ``"callback"``: called from within the
+            single program of a run, on one device. ``"worker"``: the processes of the environments
+            select the actions of whole rollouts.
+        out_of_space: ``"stop"``: an observation outside of its space stops the run. ``"count"``:
+            they are only counted.
     """
 
     workers: int | str = "auto"
@@ -311,8 +336,11 @@ class PoolOptions(NamedTuple):
     out_of_space: str = "stop"
 
 
-def default_groups(num_envs: int, num_seeds: int = 1, workers: int | str | None = "auto", order: str = "fixed") -> int:
-    """Return the default number of groups: 2 if these can be equal and have an environment for each worker, else 1.
+def default_groups(
+    num_envs: int, num_seeds: int = 1, workers: int | str | None = "auto", order: str = "fixed"
+) -> int:
+    """Return the default number of groups: 2 if these can be equal and have an environment for each
+    worker, else 1.
 
     Args:
         num_envs: Number of environments per seed.
@@ -340,34 +368,51 @@ def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> Po
         The options.
 
     Raises:
-        ValueError: An option is out of range, or contradicts another option or the number of environments.
+        ValueError: An option is out of range, or contradicts another option or the number of
+            environments.
     """
     if type(num_seeds) is not int or num_seeds < 1:
         raise ValueError(f"num_seeds={num_seeds}: write a whole number of at least 1")
     if options.num_groups is None:
         check_groups(num_envs, 1)
-        options = options._replace(num_groups=default_groups(num_envs, num_seeds, options.workers, options.order))
+        options = options._replace(
+            num_groups=default_groups(num_envs, num_seeds, options.workers, options.order)
+        )
     num_groups: Any = options.num_groups
     check_groups(num_envs, num_groups)
     workers, size = options.workers, num_envs * num_seeds // num_groups
     if workers != "auto" and not (type(workers) is int and workers >= 0):
-        raise ValueError(f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes")
+        raise ValueError(
+            f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes"
+        )
     if options.bridge == "worker":
         size *= num_groups  # workers share the environments of all groups
     if workers != "auto" and int(workers) > size:
-        raise ValueError(f"pool.workers={workers}: a group has {size} environments: write at most {size}")
+        raise ValueError(
+            f"pool.workers={workers}: a group has {size} environments: write at most {size}"
+        )
     if options.order not in ("fixed", "arrival"):
         raise ValueError(f"pool.order={options.order}: write fixed or arrival")
     if options.order == "arrival" and options.bridge == "worker":
-        raise ValueError("pool.order=arrival serves single steps, and pool.bridge=worker whole rollouts: leave one out")
+        raise ValueError(
+            "pool.order=arrival serves single steps, and pool.bridge=worker whole rollouts: leave one out"
+        )
     if options.backend == "envpool" and options.bridge == "worker":
-        raise ValueError("pool.bridge=worker needs environments in Python: write pool.backend=workers")
+        raise ValueError(
+            "pool.bridge=worker needs environments in Python: write pool.backend=workers"
+        )
     if options.order == "arrival" and num_seeds > 1:
-        raise ValueError(f"num_seeds={num_seeds}: pool.order=arrival serves one: write pool.order=fixed")
+        raise ValueError(
+            f"num_seeds={num_seeds}: pool.order=arrival serves one: write pool.order=fixed"
+        )
     if options.order == "arrival" and workers == 0:
-        raise ValueError("pool.order=arrival needs worker processes: write pool.workers=auto or at least 1")
+        raise ValueError(
+            "pool.order=arrival needs worker processes: write pool.workers=auto or at least 1"
+        )
     if options.order == "arrival" and workers != "auto" and size % int(workers):
-        raise ValueError(f"pool.order=arrival: {workers} workers do not divide a group of {size} environments evenly")
+        raise ValueError(
+            f"pool.order=arrival: {workers} workers do not divide a group of {size} environments evenly"
+        )
     timeout_s = options.step_timeout_s
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise ValueError(f"pool.step_timeout_s={timeout_s}: write seconds, such as 60")

@@ -1,4 +1,6 @@
-"""Conversion of Gymnasium's spaces to arrays, and a pool's shared arrays. Workers import this module: no JAX."""
+"""Conversion of Gymnasium's spaces to arrays, and a pool's shared arrays. Workers import this
+module: no JAX.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,14 +10,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_fast.spaces import CONTAINERS, MASK, Space, SpacePart, array_of, decode, parts_of, sizes_of
+from jaxrl_fast.spaces import (
+    CONTAINERS,
+    MASK,
+    Space,
+    SpacePart,
+    array_of,
+    decode,
+    parts_of,
+    sizes_of,
+)
 
 NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 """64-bit dtypes, which JAX does not use by default -> their replacement."""
 
 
 class SpaceError(ValueError):
-    """An environment gave an observation of another shape than its space, or a number that no dtype of ours holds."""
+    """An environment gave an observation of another shape than its space, or a number that no dtype
+    of ours holds.
+    """
 
 
 WriteObs = Callable[[np.ndarray, Any], None]
@@ -27,7 +40,8 @@ Outside = Callable[[Any], list[tuple[int, str, str]]]
 
 
 DecodeActions = Callable[[np.ndarray], Any]
-"""``(actions [n, *shape]) -> sequence``: ``n`` actions for environments, none a view of the array."""
+"""``(actions [n, *shape]) -> sequence``: ``n`` actions for environments, none a view of the array.
+"""
 
 
 class ObsCodec(NamedTuple):
@@ -38,8 +52,8 @@ class ObsCodec(NamedTuple):
         dtype: Dtype of the array or record.
         write: Writes an observation into a row.
         space: The space as plain data (`jaxrl_fast.spaces`).
-        outside: ``(rows [n, *shape]) -> [(row, entry, text)]``: values outside of their space. Records may be given as
-            dictionaries of their fields. None if nothing is bounded.
+        outside: ``(rows [n, *shape]) -> [(row, entry, text)]``: values outside of their space.
+            Records may be given as dictionaries of their fields. None if nothing is bounded.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +74,8 @@ class ActionCodec(NamedTuple):
         low: Lower bounds of continuous actions, float32 ``[*shape]``.
         high: Upper bounds of continuous actions, float32 ``[*shape]``.
         space: The space as plain data (`jaxrl_fast.spaces`).
-        sizes: Numbers of values of several discrete parts, as in `MultiDiscrete`; ``()`` for other actions.
+        sizes: Numbers of values of several discrete parts, as in `MultiDiscrete`; ``()`` for other
+            actions.
     """
 
     shape: tuple[int, ...]
@@ -76,9 +91,10 @@ class ActionCodec(NamedTuple):
 def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
     """Make the codec of an observation space.
 
-    A Box has its shape and dtype (64 bits become 32, or float32 if its bounds need more). Discrete and MultiDiscrete
-    become one-hot vectors. A Dict or Tuple becomes a record with a field for each part by its path, such as
-    ``camera.front``: images stay bytes, an ``action_mask`` of the outermost Dict is bool, all else is float32.
+    A Box has its shape and dtype (64 bits become 32, or float32 if its bounds need more). Discrete
+    and MultiDiscrete become one-hot vectors. A Dict or Tuple becomes a record with a field for each
+    part by its path, such as ``camera.front``: images stay bytes, an ``action_mask`` of the
+    outermost Dict is bool, all else is float32.
 
     Args:
         space: Observation space.
@@ -93,18 +109,28 @@ def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
     whole = describe_obs(space, name)
     parts = parts_of(whole)
     if not sum(math.prod(array_of(part.space)[0]) for part in parts if part.path[:1] != (MASK,)):
-        raise ValueError(f"{name} has no numbers to observe: its observation_space is {' '.join(repr(space).split())}")
+        raise ValueError(
+            f"{name} has no numbers to observe: its observation_space is {' '.join(repr(space).split())}"
+        )
     inner = {part.path: _inner(space, part.path) for part in parts}
     if whole["kind"] not in CONTAINERS:
         shape, dtype = array_of(whole)
         write, outside = _writer(space, whole), _outside(space, whole)
-        check = None if outside is None else lambda rows: [(i, "", text) for i, text in outside(rows)]
+        check = (
+            None if outside is None else lambda rows: [(i, "", text) for i, text in outside(rows)]
+        )
         return ObsCodec(shape, dtype, write, whole, check)
     slots = _slots(parts, name)
     fields = {field: (dtype, shape) for _, field, dtype, shape, _ in slots}
     dtype = np.dtype([(field, *kind) for field, kind in fields.items()], align=True)
-    writers = [(part.path, field, where, _writer(inner[part.path], part.space)) for part, field, _, _, where in slots]
-    checks = [(part.name, field, where, _outside(inner[part.path], part.space)) for part, field, _, _, where in slots]
+    writers = [
+        (part.path, field, where, _writer(inner[part.path], part.space))
+        for part, field, _, _, where in slots
+    ]
+    checks = [
+        (part.name, field, where, _outside(inner[part.path], part.space))
+        for part, field, _, _, where in slots
+    ]
 
     def write_parts(row: Any, obs: Any) -> None:
         for path, field, where, write in writers:
@@ -129,10 +155,16 @@ def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
 
 
 def _smallest_range(space: spaces.Box) -> dict[str, float]:
-    """Return half the distance of the closest bounds of real numbers; nothing for images, and without bounds."""
+    """Return half the distance of the closest bounds of real numbers; nothing for images, and
+    without bounds.
+    """
     half = 0.5 * (space.high.astype(np.float64) - space.low.astype(np.float64))
     smallest = float(np.min(half, where=half > 0.0, initial=np.inf))
-    return {"half_range": smallest} if np.issubdtype(space.dtype, np.floating) and smallest < np.inf else {}
+    return (
+        {"half_range": smallest}
+        if np.issubdtype(space.dtype, np.floating) and smallest < np.inf
+        else {}
+    )
 
 
 def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = ()) -> Space:
@@ -155,7 +187,10 @@ def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = (
         inner = {key: describe_obs(one, name, (*path, key)) for key, one in space.spaces.items()}
         return {"kind": "Dict", "spaces": inner}
     if isinstance(space, spaces.Tuple):
-        return {"kind": "Tuple", "spaces": [describe_obs(one, name, (*path, i)) for i, one in enumerate(space.spaces)]}
+        return {
+            "kind": "Tuple",
+            "spaces": [describe_obs(one, name, (*path, i)) for i, one in enumerate(space.spaces)],
+        }
     if isinstance(space, spaces.Box):
         found = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
         return found | {"array": _array_dtype(space, path)} | _smallest_range(space)
@@ -165,7 +200,12 @@ def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = (
     if isinstance(space, spaces.MultiDiscrete):
         return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "shape": list(space.shape), "dtype": str(space.dtype), **array}
+        return {
+            "kind": "MultiBinary",
+            "shape": list(space.shape),
+            "dtype": str(space.dtype),
+            **array,
+        }
     raise ValueError(
         f"{name} has observations of kind {type(space).__name__}: Box, Discrete, MultiDiscrete, MultiBinary, and Dict "
         "and Tuple of these are supported; write a wrapper, such as +env.wrappers=[minigrid.wrappers.ImgObsWrapper]"
@@ -182,7 +222,11 @@ def _array_dtype(space: spaces.Box, path: tuple[str | int, ...]) -> str:
     if narrow.kind not in "iu" or narrow == dtype or not space.low.size:
         return narrow.name
     limits = np.iinfo(narrow)
-    return narrow.name if space.low.min() >= limits.min and space.high.max() <= limits.max else "float32"
+    return (
+        narrow.name
+        if space.low.min() >= limits.min and space.high.max() <= limits.max
+        else "float32"
+    )
 
 
 def _inner(space: Any, path: tuple[str | int, ...]) -> Any:
@@ -194,7 +238,9 @@ def _inner(space: Any, path: tuple[str | int, ...]) -> Any:
 def _slots(
     parts: Sequence[SpacePart], name: str
 ) -> list[tuple[SpacePart, str, np.dtype, tuple[int, ...], slice | None]]:
-    """Return each part with its field's name, dtype and shape, and where it lies in it; a mask is one field."""
+    """Return each part with its field's name, dtype and shape, and where it lies in it; a mask is
+    one field.
+    """
     masks = [part for part in parts if part.path[:1] == (MASK,)]
     lengths = [math.prod(array_of(part.space)[0]) for part in masks]
     slots: list[tuple[SpacePart, str, np.dtype, tuple[int, ...], slice | None]] = []
@@ -202,7 +248,15 @@ def _slots(
         shape, dtype = array_of(part.space)
         if part in masks:
             start = sum(lengths[: masks.index(part)])
-            slots.append((part, MASK, np.dtype(bool), (sum(lengths),), slice(start, start + math.prod(shape))))
+            slots.append(
+                (
+                    part,
+                    MASK,
+                    np.dtype(bool),
+                    (sum(lengths),),
+                    slice(start, start + math.prod(shape)),
+                )
+            )
         else:
             slots.append((part, part.name, dtype, shape, None))
     names = [part.name for part in parts]
@@ -212,7 +266,8 @@ def _slots(
 
 
 def flat_obs(space: spaces.Space, name: str) -> ObsCodec:
-    """Make the codec of an observation space as one array: of its only part, or one float32 vector of all parts.
+    """Make the codec of an observation space as one array: of its only part, or one float32 vector
+    of all parts.
 
     Args:
         space: Observation space.
@@ -266,7 +321,9 @@ def encode_action(space: spaces.Space, name: str) -> ActionCodec:
     none = np.zeros((), np.float32)
     if isinstance(space, spaces.Discrete):
         own: Space = {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
-        return ActionCodec((), np.dtype(np.int32), _python_numbers(int(space.start)), int(space.n), none, none, own)
+        return ActionCodec(
+            (), np.dtype(np.int32), _python_numbers(int(space.start)), int(space.n), none, none, own
+        )
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         own = {"kind": type(space).__name__, "dtype": str(space.dtype)}
         own |= (
@@ -275,7 +332,16 @@ def encode_action(space: spaces.Space, name: str) -> ActionCodec:
             else {"shape": list(space.shape)}
         )
         sizes = tuple(sizes_of(own))
-        return ActionCodec((len(sizes),), np.dtype(np.int32), partial(decode, own, xp=np), 0, none, none, own, sizes)
+        return ActionCodec(
+            (len(sizes),),
+            np.dtype(np.int32),
+            partial(decode, own, xp=np),
+            0,
+            none,
+            none,
+            own,
+            sizes,
+        )
     raise ValueError(
         f"{name} has actions of kind {type(space).__name__}: Box, Discrete, MultiDiscrete and MultiBinary are "
         "supported; a wrapper may change it, as gymnasium.wrappers.TransformAction"
@@ -297,7 +363,9 @@ def sample(codec: ActionCodec, rng: np.random.Generator, size: int) -> np.ndarra
         return rng.integers(codec.sizes, size=(size, *codec.shape), dtype=np.int32)
     if codec.num_actions:
         return rng.integers(codec.num_actions, size=(size, *codec.shape), dtype=np.int32)
-    return (codec.low + rng.random((size, *codec.shape), np.float32) * (codec.high - codec.low)).astype(np.float32)
+    return (
+        codec.low + rng.random((size, *codec.shape), np.float32) * (codec.high - codec.low)
+    ).astype(np.float32)
 
 
 def _writer(space: spaces.Space, own: Space) -> WriteObs:
@@ -305,7 +373,11 @@ def _writer(space: spaces.Space, own: Space) -> WriteObs:
     if isinstance(space, spaces.Box):
         if own["array"] == "bool":
             return _write_flat
-        return _write_checked if np.dtype(own["array"]) != space.dtype and own["array"] != "uint8" else _write_box
+        return (
+            _write_checked
+            if np.dtype(own["array"]) != space.dtype and own["array"] != "uint8"
+            else _write_box
+        )
     if isinstance(space, spaces.MultiBinary):
         return _write_flat
     if isinstance(space, spaces.Discrete):
@@ -317,7 +389,9 @@ def _writer(space: spaces.Space, own: Space) -> WriteObs:
 
 def _write_box(row: np.ndarray, obs: Any) -> None:
     if getattr(obs, "shape", None) != row.shape and np.shape(obs) != row.shape:
-        raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space has shape {row.shape}")
+        raise SpaceError(
+            f"an observation has shape {np.shape(obs)}, but observation_space has shape {row.shape}"
+        )
     row[...] = obs
 
 
@@ -325,13 +399,16 @@ def _write_checked(row: np.ndarray, obs: Any) -> None:
     """Write numbers into a dtype that may not hold them."""
     with np.errstate(over="ignore", invalid="ignore"):
         _write_box(row, obs)
-        # A product takes a quarter of the time of `isfinite(row).all()`, and is finite unless a number is large.
+        # A product takes a quarter of the time of `isfinite(row).all()`, and is finite unless a
+        # number is large.
         if row.dtype.kind == "f" and row.ndim == 1 and math.isfinite(row.dot(row)):
             return
     if row.dtype.kind in "iu" and not np.array_equal(row, obs):
         raise SpaceError(f"an observation is {_largest(obs)}, more than {row.dtype} holds")
     if row.dtype.kind == "f" and not np.isfinite(row).all() and np.isfinite(obs).all():
-        raise SpaceError(f"an observation is {_largest(obs)}, more than {row.dtype} holds: scale it")
+        raise SpaceError(
+            f"an observation is {_largest(obs)}, more than {row.dtype} holds: scale it"
+        )
 
 
 def _largest(obs: Any) -> str:
@@ -340,7 +417,9 @@ def _largest(obs: Any) -> str:
 
 def _write_flat(row: np.ndarray, obs: Any) -> None:
     if np.size(obs) != row.size:
-        raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space has {row.size} numbers")
+        raise SpaceError(
+            f"an observation has shape {np.shape(obs)}, but observation_space has {row.size} numbers"
+        )
     row[...] = np.ravel(obs)
 
 
@@ -349,17 +428,23 @@ def _one_hot(size: int, start: int) -> WriteObs:
         row.fill(0)
         index = obs - start
         if isinstance(index, np.ndarray) and index.ndim:
-            raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space is Discrete")
+            raise SpaceError(
+                f"an observation has shape {np.shape(obs)}, but observation_space is Discrete"
+            )
         if 0 <= index < size:  # else `_outside` finds it
             row[index] = 1
 
     return write
 
 
-def _one_hots(shape: tuple[int, ...], sizes: np.ndarray, starts: np.ndarray, firsts: np.ndarray) -> WriteObs:
+def _one_hots(
+    shape: tuple[int, ...], sizes: np.ndarray, starts: np.ndarray, firsts: np.ndarray
+) -> WriteObs:
     def write(row: np.ndarray, obs: Any) -> None:
         if np.shape(obs) != shape:
-            raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space has shape {shape}")
+            raise SpaceError(
+                f"an observation has shape {np.shape(obs)}, but observation_space has shape {shape}"
+            )
         row[...] = 0
         index = np.ravel(obs) - starts
         inside = (index >= 0) & (index < sizes)
@@ -368,8 +453,12 @@ def _one_hots(shape: tuple[int, ...], sizes: np.ndarray, starts: np.ndarray, fir
     return write
 
 
-def _outside(space: spaces.Space, own: Space) -> Callable[[np.ndarray], list[tuple[int, str]]] | None:
-    """Return a function that finds values outside of a space: row and text of each row with such a value, no NaNs."""
+def _outside(
+    space: spaces.Space, own: Space
+) -> Callable[[np.ndarray], list[tuple[int, str]]] | None:
+    """Return a function that finds values outside of a space: row and text of each row with such a
+    value, no NaNs.
+    """
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         count, text = len(sizes_of(own)), f"none of the values of {' '.join(repr(space).split())}"
         return lambda rows: [(int(i), text) for i in np.flatnonzero(rows.sum(axis=1) != count)]
@@ -389,7 +478,10 @@ def _outside(space: spaces.Space, own: Space) -> Callable[[np.ndarray], list[tup
         bounds = [(tuple(at), low[tuple(at)], high[tuple(at)]) for at in each]
         found = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
         return [
-            (int(i), f"{rows[i][at]:.6g} at {list(map(int, at))}, not within {least:.6g} to {most:.6g}")
+            (
+                int(i),
+                f"{rows[i][at]:.6g} at {list(map(int, at))}, not within {least:.6g} to {most:.6g}",
+            )
             for i, (at, least, most) in zip(found, bounds, strict=True)
         ]
 
@@ -403,13 +495,17 @@ def _python_numbers(start: int) -> DecodeActions:
 def _box_action(space: spaces.Box, name: str) -> ActionCodec:
     low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     if np.dtype(space.dtype).kind != "f":
-        raise ValueError(f"{name} has actions of kind Box with {space.dtype}: Box with floats is supported")
+        raise ValueError(
+            f"{name} has actions of kind Box with {space.dtype}: Box with floats is supported"
+        )
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ValueError(
             f"{name} has unbounded actions: bound them with a wrapper, as gymnasium.wrappers.TransformAction"
         )
     own = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
-    return ActionCodec(space.shape, np.dtype(np.float32), partial(decode, own, xp=np), 0, low, high, own)
+    return ActionCodec(
+        space.shape, np.dtype(np.float32), partial(decode, own, xp=np), 0, low, high, own
+    )
 
 
 ALIGNMENT_BYTES = 64
@@ -447,8 +543,8 @@ class Arrays(NamedTuple):
         obs: Next observation for the policy.
         final_obs: Terminal observation, valid only where an episode has just ended.
         action: Action of the next step.
-        facts: Other results of a step, one record a row, so that one copy is enough. The next five and the metrics are
-            views of its fields.
+        facts: Other results of a step, one record a row, so that one copy is enough. The next five
+            and the metrics are views of its fields.
         reward: As in `HostStep`.
         terminated: As in `HostStep`.
         truncated: As in `HostStep`.
@@ -472,7 +568,11 @@ class Arrays(NamedTuple):
 
 
 def array_fields(
-    num_envs: int, observe: ObsCodec, act: ActionCodec, num_agents: int | None = None, num_metrics: int = 0
+    num_envs: int,
+    observe: ObsCodec,
+    act: ActionCodec,
+    num_agents: int | None = None,
+    num_metrics: int = 0,
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """List the arrays that `place` allocates.
 
@@ -523,7 +623,9 @@ def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> A
     return Arrays(**placed, **{name: facts[name] for name in facts.dtype.names or ()})
 
 
-def allocate(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> dict[str, np.ndarray]:
+def allocate(
+    fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any
+) -> dict[str, np.ndarray]:
     """Place arrays one after another in a buffer, each at the start of a separate cache line.
 
     Args:

@@ -1,6 +1,7 @@
 """EnvPool as a `HostEnv`: environments in C++, stepped by threads of this process.
 
-The only file that imports EnvPool (https://github.com/sail-sg/envpool, extra ``envpool``), which takes seconds.
+The only file that imports EnvPool (https://github.com/sail-sg/envpool, extra ``envpool``), which
+takes seconds.
 """
 
 import warnings
@@ -18,12 +19,32 @@ from jaxrl_fast.envs.host_env import HostEnv, HostStep
 from jaxrl_fast.envs.pool.batches import Groups, check_groups, check_seeds, env_seed, sealed
 from jaxrl_fast.envs.pool.codec import encode_action, encode_obs
 
-SERVES = tuple(
-    "Acrobot Ant BipedalWalker BipedalWalkerHardcore CarRacing CartPole HalfCheetah Hopper Humanoid "
-    "HumanoidStandup InvertedDoublePendulum InvertedPendulum LunarLander LunarLanderContinuous MountainCar "
-    "MountainCarContinuous Pendulum Pusher Reacher Swimmer Walker2d".split()
+SERVES = (
+    "Acrobot",
+    "Ant",
+    "BipedalWalker",
+    "BipedalWalkerHardcore",
+    "CarRacing",
+    "CartPole",
+    "HalfCheetah",
+    "Hopper",
+    "Humanoid",
+    "HumanoidStandup",
+    "InvertedDoublePendulum",
+    "InvertedPendulum",
+    "LunarLander",
+    "LunarLanderContinuous",
+    "MountainCar",
+    "MountainCarContinuous",
+    "Pendulum",
+    "Pusher",
+    "Reacher",
+    "Swimmer",
+    "Walker2d",
 )
-"""Gymnasium environments that EnvPool supports in their newest version, listed here to avoid its import."""
+"""Gymnasium environments that EnvPool supports in their newest version, listed here to avoid its
+import.
+"""
 
 
 def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> HostEnv:
@@ -39,24 +60,31 @@ def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> Host
         The environment.
 
     Raises:
-        ValueError: EnvPool is not installed, or it does not support the id, an option or the spaces.
+        ValueError: EnvPool is not installed, or it does not support the id, an option or the
+            spaces.
     """
     check_groups(num_envs, num_groups)
     pool = _EnvPool(id, num_envs, num_groups, options)
 
-    return pool.host_env(pool.spec, num_envs, lambda num_envs: make(id, num_envs=num_envs, **options))
+    return pool.host_env(
+        pool.spec, num_envs, lambda num_envs: make(id, num_envs=num_envs, **options)
+    )
 
 
 class _EnvPool(Groups):
     """One EnvPool for each group.
 
-    EnvPool resets an environment on the step after an episode's last, and ignores that step's action. Environments
-    whose episode ended are therefore stepped once more at once, so that the policy never observes that step.
+    EnvPool resets an environment on the step after an episode's last, and ignores that step's
+    action. Environments whose episode ended are therefore stepped once more at once, so that the
+    policy never observes that step.
     """
 
     def __init__(self, id: str, num_envs: int, num_groups: int, options: dict[str, Any]) -> None:
         super().__init__(f"the EnvPool of {id}", num_envs, num_groups)
-        self.id, self.options = id, {name: value for name, value in options.items() if value is not None}
+        self.id, self.options = (
+            id,
+            {name: value for name, value in options.items() if value is not None},
+        )
         one = self._start([0])
         observed, acted = one.observation_space, one.action_space
         limit = one.config.get("max_episode_steps")
@@ -67,7 +95,11 @@ class _EnvPool(Groups):
             )
         observe, self.act = encode_obs(observed, id), encode_action(acted, id)
         self.action_dtype = acted.dtype
-        action = Discrete(self.act.num_actions) if self.act.num_actions else Box(self.act.low, self.act.high)
+        action = (
+            Discrete(self.act.num_actions)
+            if self.act.num_actions
+            else Box(self.act.low, self.act.high)
+        )
         spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
         self.spec = spec._replace(obs_space=observe.space, action_space=self.act.space)
         self.in_order = np.arange(num_envs // num_groups, dtype=np.int32).tobytes()
@@ -88,7 +120,9 @@ class _EnvPool(Groups):
     def send(self, actions: np.ndarray, group: int) -> None:
         self.require_open()
         if not 0 <= group < len(self.pools) or group in self.in_flight:
-            raise ValueError(f"send to group {group}: write one of 0 to {len(self.groups) - 1} that is not under way")
+            raise ValueError(
+                f"send to group {group}: write one of 0 to {len(self.groups) - 1} that is not under way"
+            )
         wanted = (self.returns.shape[1], *self.act.shape)
         if np.shape(actions) != wanted:
             raise ValueError(
@@ -117,11 +151,17 @@ class _EnvPool(Groups):
             returns[ended] = 0.0
             self._begin_anew(pool, obs, ended)
         self.steps += len(reward)
-        return sealed(HostStep(obs, next_obs, reward.astype(np.float32), terminated, truncated, totals, lengths))
+        return sealed(
+            HostStep(
+                obs, next_obs, reward.astype(np.float32), terminated, truncated, totals, lengths
+            )
+        )
 
     def _begin_anew(self, pool: Any, obs: np.ndarray, ended: np.ndarray) -> None:
         """Write the first observations of new episodes into the rows of those that ended."""
-        pool.send(np.zeros((len(ended), *self.act.shape), self.action_dtype), ended.astype(np.int32))
+        pool.send(
+            np.zeros((len(ended), *self.act.shape), self.action_dtype), ended.astype(np.int32)
+        )
         fresh, _, _, _, info = pool.recv()
         obs[info["env_id"]] = fresh
 
@@ -137,15 +177,25 @@ class _EnvPool(Groups):
         try:
             with _quiet():
                 envpool = import_module("envpool")
-                pool = envpool.make(self.id, env_type="gymnasium", num_envs=len(seeds), env_seed=seeds, **self.options)
+                pool = envpool.make(
+                    self.id,
+                    env_type="gymnasium",
+                    num_envs=len(seeds),
+                    env_seed=seeds,
+                    **self.options,
+                )
                 _ = pool.observation_space, pool.action_space  # EnvPool caches them
                 return pool
         except ModuleNotFoundError as error:
             needed = "'jaxrl_fast[envpool]'" if error.name == "envpool" else error.name
-            raise ValueError(f"pool.backend=envpool needs the package '{error.name}': pip install {needed}") from error
+            raise ValueError(
+                f"pool.backend=envpool needs the package '{error.name}': pip install {needed}"
+            ) from error
         except Exception as error:
             message = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"EnvPool cannot make env.id={self.id} ({message}): write pool.backend=workers") from error
+            raise ValueError(
+                f"EnvPool cannot make env.id={self.id} ({message}): write pool.backend=workers"
+            ) from error
 
 
 @contextmanager

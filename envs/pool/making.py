@@ -1,4 +1,6 @@
-"""Makes a pool with the number of workers that suits the measured time of a step; and a camera for one environment."""
+"""Makes a pool with the number of workers that suits the measured time of a step; and a camera for
+one environment.
+"""
 
 import os
 import time
@@ -23,27 +25,38 @@ from jaxrl_fast.envs.pool.batches import (
 )
 from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, sample, size_bytes
 from jaxrl_fast.envs.pool.parallel import make_workers
-from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, make_roll, rolled_by, rollout_fields
+from jaxrl_fast.envs.pool.rolling import (
+    RolloutPlan,
+    begin_rollout,
+    make_roll,
+    rolled_by,
+    rollout_fields,
+)
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, MakeGymnasium, describe_failure, make_stepper
 
 HERE_S, WAKE_UP_S = 20e-6, 40e-6
-"""Overhead of a batch in seconds: in the parent process, and with workers (measured by experiments/bench/pool.py)."""
+"""Overhead of a batch in seconds: in the parent process, and with workers (measured by
+experiments/bench/pool.py).
+"""
 DECISION_S = 250e-6
 """Lower bound of the time to compute the actions of a group, in seconds. It occupies a core."""
 COLD = 1.5
-"""Factor by which steps and action computations are slower if they share a core or take turns, and so evict each
-other from caches. From PPO's step rates with 0, 1 and 2 workers on 2 cores, with 4 to 64 environments of CartPole,
-Pendulum and HalfCheetah.
+"""Factor by which steps and action computations are slower if they share a core or take turns, and
+so evict each other from caches. From PPO's step rates with 0, 1 and 2 workers on 2 cores, with 4 to
+64 environments of CartPole, Pendulum and HalfCheetah.
 """
 MEASURE_S, MEASURE_STEPS, CHUNK = 0.05, 1000, 20
-"""Longest time in seconds and number of steps of a measurement, and steps per part of it. The median over parts
-ignores interruptions by other programs.
+"""Longest time in seconds and number of steps of a measurement, and steps per part of it. The
+median over parts ignores interruptions by other programs.
 """
 
 
-def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions) -> tuple[int, str]:
-    """Select the number of workers that should step all environments, including actions, in the least time.
+def choose_workers(
+    host_spec: HostEnvSpec, group_size: int, options: PoolOptions
+) -> tuple[int, str]:
+    """Select the number of workers that should step all environments, including actions, in the
+    least time.
 
     Args:
         host_spec: Spec of the environments.
@@ -55,7 +68,9 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
     """
     if group_size == options.num_groups == 1:  # nothing to share
         return 0, ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if options.bridge == "worker":
         several = cores > 1 and os.name == "posix"
         return (min(cores, group_size * (options.num_groups or 1)) if several else 0), ""
@@ -67,7 +82,9 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
     took_s = turns_s(cores, group_size, step_s, options)
     best = min(took_s, key=lambda n: took_s[n])
     by = f"by {_processes(best)}" if best else "in this process"
-    others = ", ".join(f"{1e3 * s:.2g} ms {f'by {n}' if n else 'here'}" for n, s in took_s.items() if n != best)
+    others = ", ".join(
+        f"{1e3 * s:.2g} ms {f'by {n}' if n else 'here'}" for n, s in took_s.items() if n != best
+    )
     return best, (
         f"{host_spec.name} is stepped {by}: a step takes {1e6 * step_s:.2g} µs, one of all environments and its "
         f"actions about {1e3 * took_s[best]:.2g} ms ({others or 'there is one core'})"
@@ -75,7 +92,8 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
 
 
 def turns_s(cores: int, group_size: int, step_s: float, options: PoolOptions) -> dict[int, float]:
-    """Estimate the time of one step of all groups, including actions, for each number of workers worth considering.
+    """Estimate the time of one step of all groups, including actions, for each number of workers
+    worth considering.
 
     Args:
         cores: Number of cores.
@@ -90,7 +108,9 @@ def turns_s(cores: int, group_size: int, step_s: float, options: PoolOptions) ->
     return {n: _turn_s(n, cores, group_size, step_s, options) for n in (0, *workers)}
 
 
-def _turn_s(workers: int, cores: int, group_size: int, step_s: float, options: PoolOptions) -> float:
+def _turn_s(
+    workers: int, cores: int, group_size: int, step_s: float, options: PoolOptions
+) -> float:
     """Estimate the seconds of one step of all groups, including actions."""
     num_groups = options.num_groups or 1
     if workers == 0:
@@ -108,7 +128,9 @@ def _processes(workers: int) -> str:
     return f"{workers} worker process{'es' if workers > 1 else ''}"
 
 
-def measurement(options: PoolOptions, num_rows: int) -> Callable[[gymnasium.Env, HostEnvSpec], float] | None:
+def measurement(
+    options: PoolOptions, num_rows: int
+) -> Callable[[gymnasium.Env, HostEnvSpec], float] | None:
     """Return the measurement that the number of workers needs.
 
     Args:
@@ -167,9 +189,16 @@ def _median_step_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
 
 
 def in_process(
-    host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_groups: int = 1, num_seeds: int = 1, reason: str = ""
+    host_spec: HostEnvSpec,
+    spec: EnvSpec,
+    *,
+    num_envs: int,
+    num_groups: int = 1,
+    num_seeds: int = 1,
+    reason: str = "",
 ) -> HostEnv:
-    """Make a pool that steps its environments one after another in the parent process, each group when it is received.
+    """Make a pool that steps its environments one after another in the parent process, each group
+    when it is received.
 
     Args:
         host_spec: Spec of the environments.
@@ -197,7 +226,9 @@ def in_process(
 
 
 class _InProcess(Groups):
-    def __init__(self, host_spec: HostEnvSpec, num_envs: int, num_groups: int, num_seeds: int, reason: str) -> None:
+    def __init__(
+        self, host_spec: HostEnvSpec, num_envs: int, num_groups: int, num_seeds: int, reason: str
+    ) -> None:
         super().__init__(f"the pool of {host_spec.name}", num_envs, num_groups, reason)
         own = host_spec.num_agents, len(host_spec.metrics)
         fields = array_fields(num_envs, host_spec.observe, host_spec.act, *own)
@@ -213,7 +244,9 @@ class _InProcess(Groups):
         self.require_open()
         seeds, self.steps, num_rows = check_seeds(seed, self.num_seeds), 0, len(self.arrays.seed)
         self.in_flight.clear()
-        self.arrays.seed[:] = row_seeds(seeds, range(num_rows), num_rows=num_rows, num_groups=len(self.groups))
+        self.arrays.seed[:] = row_seeds(
+            seeds, range(num_rows), num_rows=num_rows, num_groups=len(self.groups)
+        )
         self.stepper.reset()
         return self.arrays.obs.copy()
 
@@ -259,7 +292,9 @@ class _InProcess(Groups):
         self.stepper.close()
 
 
-def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds: int, options: PoolOptions) -> HostEnv:
+def make_pool(
+    host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds: int, options: PoolOptions
+) -> HostEnv:
     """Make a pool in the parent process or with workers.
 
     Args:
@@ -285,13 +320,21 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
         reason = f"{reason}{'; ' if reason else ''}pool.order=arrival: the same seed does not give the same run"
 
     def watched(num_envs: int, tell: Callable[[str], None]) -> HostEnv:
-        return in_process(host_spec._replace(make=partial(watch_spaces, host_spec.make, tell)), spec, num_envs=num_envs)
+        return in_process(
+            host_spec._replace(make=partial(watch_spaces, host_spec.make, tell)),
+            spec,
+            num_envs=num_envs,
+        )
 
-    how: dict[str, Any] = dict(num_envs=num_rows, num_groups=num_groups, num_seeds=num_seeds, reason=reason)
+    how: dict[str, Any] = dict(
+        num_envs=num_rows, num_groups=num_groups, num_seeds=num_seeds, reason=reason
+    )
     if workers == 0:
         return in_process(host_spec, spec, **how)._replace(watched=watched)
     how |= dict(num_workers=int(workers), options=options)
-    made = make_workers(host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how)
+    made = make_workers(
+        host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how
+    )
     return made._replace(watched=watched, draws=host_spec.draws)
 
 
@@ -325,19 +368,29 @@ class SpaceWatch(gymnasium.Wrapper):
         together = self.env.unwrapped
         if isinstance(together, AgentsTogether):
             for agent, own in obs.obs.items():
-                self._compare(own, together.env.observation_space(agent), f"the observation of {agent}")
+                self._compare(
+                    own, together.env.observation_space(agent), f"the observation of {agent}"
+                )
         else:
             self._compare(obs, self.env.observation_space, "an observation")
 
     def _compare(self, obs: Any, space: gymnasium.Space, what: str) -> None:
         if space.contains(obs):
             return
-        if isinstance(space, gymnasium.spaces.Dict) and isinstance(obs, dict) and set(obs) == set(space):
+        if (
+            isinstance(space, gymnasium.spaces.Dict)
+            and isinstance(obs, dict)
+            and set(obs) == set(space)
+        ):
             for name, own in space.items():
                 self._compare(obs[name], own, f"{what}, entry {name!r},")
             return
         where = f"step {self.steps}" if self.steps else "reset"
-        converts = isinstance(obs, np.ndarray) and obs.shape == space.shape and space.contains(obs.astype(space.dtype))
+        converts = (
+            isinstance(obs, np.ndarray)
+            and obs.shape == space.shape
+            and space.contains(obs.astype(space.dtype))
+        )
         how = f"; training converts it to {space.dtype}" if converts else ""
         self.tell(f"{where} returns {what} {described(obs)}, which is not in {space}{how}")
 
@@ -374,8 +427,8 @@ class FilmedHost(NamedTuple):
 
     Attributes:
         env: `HostEnv` with this environment, to be closed by the receiver.
-        picture: Draws the state after the last step, also if that step ended the episode: RGB, uint8 ``[height, width,
-            3]``.
+        picture: Draws the state after the last step, also if that step ended the episode: RGB,
+            uint8 ``[height, width, 3]``.
         step_s: Duration of a step in pictures, in seconds.
     """
 
@@ -385,7 +438,9 @@ class FilmedHost(NamedTuple):
 
 
 class Camera(gymnasium.Wrapper):
-    """Stores the picture of an episode's last state, since the pool resets the environment in the same step."""
+    """Stores the picture of an episode's last state, since the pool resets the environment in the
+    same step.
+    """
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)

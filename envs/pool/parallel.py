@@ -1,9 +1,10 @@
-"""Worker processes: start, commands, answers, restart and end, independent of the kind of environment.
+"""Worker processes: start, commands, answers, restart and end, independent of the kind of
+environment.
 
-A worker is a plain ``python -c`` process, neither a fork of a process with JAX nor a second run of the user's
-script. Therefore notebooks and scripts need no ``__main__`` guard. Parent and worker share an anonymous file by
-descriptor, which leaves nothing behind. Semaphores in it wake either side once a batch. A pipe in each direction
-signals by closing that the other side ended.
+A worker is a plain ``python -c`` process, neither a fork of a process with JAX nor a second run of
+the user's script. Therefore notebooks and scripts need no ``__main__`` guard. Parent and worker
+share an anonymous file by descriptor, which leaves nothing behind. Semaphores in it wake either
+side once a batch. A pipe in each direction signals by closing that the other side ended.
 """
 
 import mmap
@@ -67,7 +68,9 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 GRACE_S = 2.0
 """Time for a worker to close its environments, in seconds."""
 AWAKE_S = 20e-6
-"""How long a waiting parent polls before it sleeps, in seconds. It is short, since workers and XLA need the core."""
+"""How long a waiting parent polls before it sleeps, in seconds. It is short, since workers and XLA
+need the core.
+"""
 NOTICE_S = 0.05
 """Interval in seconds at which a waiting parent checks whether the worker is alive."""
 
@@ -100,7 +103,8 @@ class Worker:
 class Crew:
     """The workers of a job, one for each of its shares; ``close`` closes ``job.memory``, too.
 
-    `wait` and `arrivals` raise `Died` if a worker ended, and `PoolError` if an environment raised an error.
+    `wait` and `arrivals` raise `Died` if a worker ended, and `PoolError` if an environment raised
+    an error.
 
     Raises:
         ValueError: The system does not support such processes.
@@ -113,7 +117,9 @@ class Crew:
         self.signals = open_signals(self.job.signals, job.num_signals, awake_s=AWAKE_S)
         indices, commands = range(len(job.shares)), job.commands
         self.go = [job.go(index) for index in indices]
-        self.done = [{command: job.done(index, command) for command in commands} for index in indices]
+        self.done = [
+            {command: job.done(index, command) for command in commands} for index in indices
+        ]
         self.job_fd = anonymous_file(pickle.dumps((sys.path, pickle.dumps(self.job))))
         self.workers = [_start(self.job, index, self.job_fd) for index in indices]
         self.owner, self.looked_s = os.getpid(), time.monotonic()
@@ -125,13 +131,22 @@ class Crew:
         worker.commands += 1
         self.signals.post(self.go[index])
 
-    def wait(self, index: int, reply: int, timeout_s: float, progress: Callable[[], int] = lambda: 0) -> None:
+    def wait(
+        self, index: int, reply: int, timeout_s: float, progress: Callable[[], int] = lambda: 0
+    ) -> None:
         """Wait until a worker has answered the command ``reply``.
 
         Each of its answers, and each change of its ``progress``, restarts the timeout.
         """
-        worker, heard_s, done, reached = self.workers[index], time.monotonic(), self.done[index][reply], progress()
-        while reply not in worker.replies and not self.signals.acquire(done, min(NOTICE_S, timeout_s)):
+        worker, heard_s, done, reached = (
+            self.workers[index],
+            time.monotonic(),
+            self.done[index][reply],
+            progress(),
+        )
+        while reply not in worker.replies and not self.signals.acquire(
+            done, min(NOTICE_S, timeout_s)
+        ):
             _hear(worker)
             if others := self._replies(index):
                 worker.replies |= others
@@ -145,7 +160,9 @@ class Crew:
             self._forget(index)  # drops the answers to steps that were sent before the reset
 
     def arrivals(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Return the next answers, ``[(worker, reply)]``, or none after the timeout. Needs ``job.by_arrival``."""
+        """Return the next answers, ``[(worker, reply)]``, or none after the timeout. Needs
+        ``job.by_arrival``.
+        """
         until_s = time.monotonic() + timeout_s
         while (now_s := time.monotonic()) < until_s:
             if now_s - self.looked_s > NOTICE_S:
@@ -172,7 +189,9 @@ class Crew:
 
     def close(self) -> None:
         """End all workers."""
-        if not self.workers or os.getpid() != self.owner:  # a fork of the parent must leave the workers alone
+        if (
+            not self.workers or os.getpid() != self.owner
+        ):  # a fork of the parent must leave the workers alone
             return
         for worker in self.workers:
             self.order(worker.index, END)
@@ -199,7 +218,8 @@ def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
         stdin=subprocess.DEVNULL,
         pass_fds=(job_fd, job.memory, *job.signals, *job.rollouts, words_end, lifeline_end),
         env={**quiet, **os.environ, **({"JAX_PLATFORMS": "cpu"} if job.rollouts else {})},
-        process_group=0,  # Ctrl-C is for the parent. A new session would be scheduled independently of the parent.
+        # Ctrl-C is for the parent. A new session would be scheduled independently of the parent.
+        process_group=0,
     )
     for fd in (words_end, lifeline_end):
         os.close(fd)
@@ -209,7 +229,9 @@ def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
 
 
 def _hear(worker: Worker) -> None:
-    """Read a worker's error message. Raises `Died` at its end, `PoolError` if an environment raised an error."""
+    """Read a worker's error message. Raises `Died` at its end, `PoolError` if an environment raised
+    an error.
+    """
     while worker.poll.poll(0):
         heard = os.read(worker.last_words, MAX_LAST_WORDS)
         if not heard:
@@ -225,7 +247,11 @@ def _gone(worker: Worker) -> Exception:
         status = worker.process.wait()
     if status == 1 and worker.words:
         return PoolError(worker.words.decode(errors="replace"))
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    how = (
+        f"was killed by {signal.Signals(-status).name}"
+        if status < 0
+        else f"ended with exit code {status}"
+    )
     return Died(worker.index, how, worker.words)
 
 
@@ -242,7 +268,9 @@ def _hung(worker: Worker, timeout_s: float) -> Died:
 
 
 def _end(workers: Sequence[Worker], *, grace_s: float) -> None:
-    """Give workers ``grace_s`` seconds to close their environments, then kill them; 0 kills at once."""
+    """Give workers ``grace_s`` seconds to close their environments, then kill them; 0 kills at
+    once.
+    """
     deadline = time.monotonic() + grace_s
     for worker in workers if grace_s == 0.0 else ():
         worker.process.kill()
@@ -256,7 +284,9 @@ def _end(workers: Sequence[Worker], *, grace_s: float) -> None:
 
 
 START_TIMEOUT_S = 120.0
-"""Time for a worker to make and reset its environments in seconds, unless ``step_timeout_s`` is longer."""
+"""Time for a worker to make and reset its environments in seconds, unless ``step_timeout_s`` is
+longer.
+"""
 MAX_DEATHS, DEATH_WINDOW = 3, 10_000
 """A worker that dies this often within this number of batches is not restarted."""
 
@@ -298,15 +328,19 @@ def make_workers(
         parts = tuple(split(slice(0, num_envs), num_workers))
         rollouts = Rollouts(pool.load, pool.roll, parts, pool.note, lambda: pool.plan)
         host = host._replace(rollouts=rollouts)
-    return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if options.order == "arrival" else host
+    return (
+        host._replace(send_to=pool.send_to, recv_any=pool.recv_any)
+        if options.order == "arrival"
+        else host
+    )
 
 
 class _Pool(Groups):
     """A pool of workers. A share ``(worker, group)`` is the part of a group that one worker steps.
 
-    ``known`` is the last result received of a share, as (step, rows of that step). ``lost`` are the shares whose
-    environments were reset since, because their worker was restarted: their next step is not made but reported as a
-    truncation.
+    ``known`` is the last result received of a share, as (step, rows of that step). ``lost`` are the
+    shares whose environments were reset since, because their worker was restarted: their next step
+    is not made but reported as a truncation.
     """
 
     def __init__(
@@ -320,7 +354,11 @@ class _Pool(Groups):
         reason: str,
     ) -> None:
         super().__init__(f"the pool of {host_spec.name}", num_envs, num_groups, reason)
-        self.host_spec, self.num_workers, self.step_timeout_s = host_spec, num_workers, options.step_timeout_s
+        self.host_spec, self.num_workers, self.step_timeout_s = (
+            host_spec,
+            num_workers,
+            options.step_timeout_s,
+        )
         rolls, by_arrival = options.bridge == "worker", options.order == "arrival"
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
@@ -334,7 +372,16 @@ class _Pool(Groups):
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
-        job = WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
+        job = WorkerJob(
+            host_spec.name,
+            make,
+            num_envs,
+            fields,
+            shares,
+            memory_fd,
+            host_spec.clip_rewards,
+            by_arrival,
+        )
         self.plan: RolloutPlan | None = None
         self.rolling = False
         self.shared: dict[str, np.ndarray] = {}
@@ -382,7 +429,9 @@ class _Pool(Groups):
         for worker in range(self.num_workers):
             if (worker, group) not in self.lost:
                 self._await(worker, group)
-        return self._take([(worker, group) for worker in range(self.num_workers)], self.groups[group])
+        return self._take(
+            [(worker, group) for worker in range(self.num_workers)], self.groups[group]
+        )
 
     def load(self, plan: RolloutPlan) -> dict[str, np.ndarray]:
         """Prepare the workers for rollouts, as `host_env.Rollouts`."""
@@ -400,7 +449,9 @@ class _Pool(Groups):
         for worker in range(self.num_workers):
             self._await(worker, LOAD)
         most = max(self.shared["bytes"])
-        self.lines.append(f"{rolled_by(self.num_workers, plan)}; {most / 1e6:.0f} MB in a process at most")
+        self.lines.append(
+            f"{rolled_by(self.num_workers, plan)}; {most / 1e6:.0f} MB in a process at most"
+        )
         return self.shared
 
     def roll(self) -> None:
@@ -424,7 +475,9 @@ class _Pool(Groups):
         self.rolling = False
 
     def send_to(self, actions: np.ndarray, indices: np.ndarray) -> None:
-        """Step the environments ``indices``: whole shares as returned by `recv_any`, or all of them, in order."""
+        """Step the environments ``indices``: whole shares as returned by `recv_any`, or all of
+        them, in order.
+        """
         self.require_open()
         shares = self._shares_of(np.asarray(indices))
         size = len(indices) // len(shares)
@@ -438,7 +491,9 @@ class _Pool(Groups):
                 self.arrived.append(share)
 
     def recv_any(self) -> tuple[np.ndarray, HostStep]:
-        """Return ``(indices, step)`` of the shares that were ready first: as many as make a group, or all under way."""
+        """Return ``(indices, step)`` of the shares that were ready first: as many as make a group,
+        or all under way.
+        """
         self.require_open()
         if not self.in_flight:
             raise ValueError("recv_any(): nothing is under way: send_to environments first")
@@ -459,7 +514,9 @@ class _Pool(Groups):
             self.crew.order(*share)
 
     def _take(self, shares: list[tuple[int, int]], rows: slice) -> HostStep:
-        """Return the results of ``shares``, which make up ``rows``; read-only, since they are stored as ``known``."""
+        """Return the results of ``shares``, which make up ``rows``; read-only, since they are
+        stored as ``known``.
+        """
         step = gather(self.arrays, rows)
         self.steps += rows.stop - rows.start
         self.batches += 1
@@ -479,9 +536,18 @@ class _Pool(Groups):
         return slice(own.start - rows.start, own.stop - rows.start)
 
     def _await(self, worker: int, reply: int) -> None:
-        timeout_s = max(START_TIMEOUT_S, self.step_timeout_s) if reply in (RESET, LOAD) else self.step_timeout_s
+        timeout_s = (
+            max(START_TIMEOUT_S, self.step_timeout_s)
+            if reply in (RESET, LOAD)
+            else self.step_timeout_s
+        )
         try:
-            self.crew.wait(worker, reply, timeout_s, lambda: self.shared["progress"][worker] if self.rolling else 0)
+            self.crew.wait(
+                worker,
+                reply,
+                timeout_s,
+                lambda: self.shared["progress"][worker] if self.rolling else 0,
+            )
         except Died as death:
             self._revive(death)
             if reply == ROLL:
@@ -523,7 +589,9 @@ class _Pool(Groups):
         self.arrived.extend(waiting)
 
     def _waiting_for(self, worker: int) -> list[tuple[int, int]]:
-        return [share for share in self.in_flight if share[0] == worker and share not in self.arrived]
+        return [
+            share for share in self.in_flight if share[0] == worker and share not in self.arrived
+        ]
 
     def _revive(self, death: Died) -> None:
         """Restart a worker with new seeds of its environments; its pending steps are lost."""
@@ -549,7 +617,9 @@ class _Pool(Groups):
                 self.close()
                 raise
         under_way = (
-            mine if self.rolling else [share for share in mine if share in self.in_flight and share not in self.lost]
+            mine
+            if self.rolling
+            else [share for share in mine if share in self.in_flight and share not in self.lost]
         )
         steps = sum(map(self._count, under_way))
         self.lost.update(mine)
@@ -566,7 +636,11 @@ class _Pool(Groups):
         if len(recent) < MAX_DEATHS:
             return
         self.close()
-        words = f"Its error message:\n{death.words}" if death.words else "It left no traceback. Is there enough memory?"
+        words = (
+            f"Its error message:\n{death.words}"
+            if death.words
+            else "It left no traceback. Is there enough memory?"
+        )
         raise PoolError(
             f"worker {death.worker} of {self.host_spec.name} {death.how} and is not restarted after {len(recent)} "
             f"deaths within {DEATH_WINDOW:,} batches. {words}"
@@ -574,7 +648,9 @@ class _Pool(Groups):
 
     def _seed_rows(self, rows: slice, restarts: int = 0) -> None:
         size = {"num_rows": len(self.arrays.seed), "num_groups": len(self.groups)}
-        self.arrays.seed[rows] = row_seeds(self.seeds, range(rows.start, rows.stop), **size, restarts=restarts)
+        self.arrays.seed[rows] = row_seeds(
+            self.seeds, range(rows.start, rows.stop), **size, restarts=restarts
+        )
 
     def _count(self, share: tuple[int, int]) -> int:
         return self.shares[share].stop - self.shares[share].start
@@ -587,7 +663,9 @@ class _Pool(Groups):
         if len(whole) != len(shares) or not np.array_equal(
             np.concatenate([_indices(self.shares[share]) for share in whole]), indices
         ):
-            raise ValueError("send_to: write indices as recv_any gave them, or all of them in order, not under way")
+            raise ValueError(
+                "send_to: write indices as recv_any gave them, or all of them in order, not under way"
+            )
         return whole
 
 

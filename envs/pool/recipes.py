@@ -1,4 +1,6 @@
-"""Functions that make Gymnasium environments by name, with their wrappers. Workers import this module: no JAX."""
+"""Functions that make Gymnasium environments by name, with their wrappers. Workers import this
+module: no JAX.
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +32,9 @@ def recipe(
 
     Args:
         id: Gymnasium id.
-        wrappers: Wrappers in order, applied outside of the time limit: names of `gymnasium.wrappers`, such as
-            ``"FlattenObservation"``, ``"my_package.MyWrapper"``, or with options ``{"ClipReward": {"min_reward":
-            -1}}``.
+        wrappers: Wrappers in order, applied outside of the time limit: names of
+            `gymnasium.wrappers`, such as ``"FlattenObservation"``, ``"my_package.MyWrapper"``, or
+            with options ``{"ClipReward": {"min_reward": -1}}``.
         max_episode_steps: Time limit in steps, or None for the registered one.
         **options: Arguments of the environment's constructor.
 
@@ -42,7 +44,9 @@ def recipe(
     Raises:
         ValueError: Unknown id or wrapper, or a time limit below 1.
     """
-    if max_episode_steps is not None and not (type(max_episode_steps) is int and 1 <= max_episode_steps < 2**31):
+    if max_episode_steps is not None and not (
+        type(max_episode_steps) is int and 1 <= max_episode_steps < 2**31
+    ):
         advice = "write a whole number of at least 1 that 32 bits hold (2,147,483,647)"
         raise ValueError(f"max_episode_steps={max_episode_steps}: {advice}")
     spec = copy.deepcopy(find(id))
@@ -68,8 +72,14 @@ def build_env(
     """
     if str(spec.entry_point).startswith("ale_py"):
         ale_py = import_module("ale_py")
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else each process prints a banner
-    with _quiet_mujoco() if str(spec.entry_point).startswith("gymnasium.envs.mujoco") else nullcontext():
+        ale_py.ALEInterface.setLoggerMode(
+            ale_py.LoggerMode.Error
+        )  # else each process prints a banner
+    with (
+        _quiet_mujoco()
+        if str(spec.entry_point).startswith("gymnasium.envs.mujoco")
+        else nullcontext()
+    ):
         env = gymnasium.make(spec, disable_env_checker=True, **options)
     for wrapper, wrapper_options in wrappers:
         env = wrapper(env, **wrapper_options)
@@ -81,7 +91,8 @@ def limited(make: Callable[[], Any], max_episode_steps: int) -> gymnasium.Env:
 
     Args:
         make: Makes an environment.
-        max_episode_steps: Time limit in steps. It replaces the limit of a `gymnasium.wrappers.TimeLimit`.
+        max_episode_steps: Time limit in steps. It replaces the limit of a
+            `gymnasium.wrappers.TimeLimit`.
 
     Returns:
         The environment.
@@ -93,7 +104,11 @@ def limited(make: Callable[[], Any], max_episode_steps: int) -> gymnasium.Env:
             return env
         layer = layer.env
     # `AgentsTogether` counts its steps.
-    return env if isinstance(layer, AgentsTogether) else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
+    return (
+        env
+        if isinstance(layer, AgentsTogether)
+        else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
+    )
 
 
 def find(id: str) -> gymnasium.envs.registration.EnvSpec:
@@ -117,8 +132,12 @@ def find(id: str) -> gymnasium.envs.registration.EnvSpec:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and place_of(error) is None:
             needed = "'jaxrl_fast[atari]'" if error.name == "ale_py" else str(error.name)
-            raise ValueError(f"env.id={id} needs the package '{error.name}': pip install {needed}") from error
-        raise ValueError(f"env.id={id}: cannot import {module or 'ale_py'}: {fault_of(error)}") from error
+            raise ValueError(
+                f"env.id={id} needs the package '{error.name}': pip install {needed}"
+            ) from error
+        raise ValueError(
+            f"env.id={id}: cannot import {module or 'ale_py'}: {fault_of(error)}"
+        ) from error
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -142,12 +161,16 @@ class LifeLoss(gymnasium.Wrapper):
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
         self.over = terminated or truncated
-        lost = 0 < lives < self.lives and not self.over  # some games end a few steps after the last life
+        lost = (
+            0 < lives < self.lives and not self.over
+        )  # some games end a few steps after the last life
         self.lives, self.last = lives, obs
         return obs, reward, terminated or lost, truncated, {**info, GOES_ON: True} if lost else info
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Start a new game if the last one is over or a seed is given, else return the observation of the next life."""
+        """Start a new game if the last one is over or a seed is given, else return the observation
+        of the next life.
+        """
         if not self.over and options.get("seed") is None:
             return self.last, {}
         obs, info = self.env.reset(**options)
@@ -198,7 +221,12 @@ def atari(
     except ModuleNotFoundError as error:
         raise ValueError(f"env.id={game} needs OpenCV: pip install 'jaxrl_fast[atari]'") from error
     spec.order_enforce, spec.max_episode_steps = False, None
-    ale = {"frameskip": 1, "repeat_action_probability": 0.25 if sticky else 0.0, "obs_type": "grayscale", **options}
+    ale = {
+        "frameskip": 1,
+        "repeat_action_probability": 0.25 if sticky else 0.0,
+        "obs_type": "grayscale",
+        **options,
+    }
     wrappers: list[tuple[Callable[..., gymnasium.Env], dict[str, Any]]] = [
         (gymnasium.wrappers.AtariPreprocessing, {**sizes, "grayscale_newaxis": True})
     ]
@@ -218,13 +246,19 @@ def _game(name: str) -> gymnasium.envs.registration.EnvSpec:
         return games[short]
     lowered = {game.lower(): game for game in games}
     near = [lowered[game] for game in get_close_matches(short.lower(), lowered, n=3, cutoff=0.5)]
-    hint = f"nearest: {', '.join(near)}" if near else "write one such as Pong, Breakout or SpaceInvaders"
+    hint = (
+        f"nearest: {', '.join(near)}"
+        if near
+        else "write one such as Pong, Breakout or SpaceInvaders"
+    )
     raise ValueError(f"env.id={name}: Atari has no such game; {hint}")
 
 
 @contextmanager
 def _quiet_mujoco() -> Iterator[None]:
-    """Suppress MuJoCo's deprecation warning about Gymnasium's HalfCheetah, printed and logged for each environment."""
+    """Suppress MuJoCo's deprecation warning about Gymnasium's HalfCheetah, printed and logged for
+    each environment.
+    """
     mujoco = import_module("mujoco")
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda message: None)
@@ -234,7 +268,9 @@ def _quiet_mujoco() -> Iterator[None]:
         mujoco.set_mju_user_warning(before)
 
 
-def _wrapper(one: str | Mapping[str, Mapping[str, Any]]) -> tuple[Callable[..., gymnasium.Env], dict[str, Any]]:
+def _wrapper(
+    one: str | Mapping[str, Mapping[str, Any]],
+) -> tuple[Callable[..., gymnasium.Env], dict[str, Any]]:
     if isinstance(one, Mapping) and len(one) == 1:
         ((name, options),) = one.items()
     else:

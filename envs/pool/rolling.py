@@ -1,8 +1,8 @@
 """Whole rollouts in the process that steps the environments, which selects their actions, too.
 
-Before a rollout the trainer writes parameters and noise into shared arrays; the process then makes ``T`` steps without
-another message. Environments are rows, group after group, and seed after seed in a group. No JAX, except in a worker
-whose program NumPy cannot express.
+Before a rollout the trainer writes parameters and noise into shared arrays; the process then makes
+``T`` steps without another message. Environments are rows, group after group, and seed after seed
+in a group. No JAX, except in a worker whose program NumPy cannot express.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +36,9 @@ class Given(NamedTuple):
 
     Attributes:
         each_step: Whether it has the axis ``T``: ``[T, ...]``.
-        axis: Axis of the environments in the program's input; the shared array has them as rows ``[R, ...]``, behind
-            ``T``. None: the shared array is ``[S, ...]``, of each step ``[T, G, S, ...]``.
+        axis: Axis of the environments in the program's input; the shared array has them as rows
+            ``[R, ...]``, behind ``T``. None: the shared array is ``[S, ...]``, of each step
+            ``[T, G, S, ...]``.
     """
 
     each_step: bool
@@ -53,7 +54,8 @@ class RolloutPlan(NamedTuple):
         num_groups: Number of groups, ``G``.
         programs: Action selection by number of environments.
         given: Inputs of the programs before carry, observations and ``first``.
-        entries: Names of the observations' entries in the order of the programs' inputs; () for one array.
+        entries: Names of the observations' entries in the order of the programs' inputs; () for one
+            array.
         num_carry: Number of arrays of the carry.
         num_decision: Number of arrays to store at each step.
         num_memory: Number of arrays to store at the starts of sequences.
@@ -83,13 +85,16 @@ def rollout_fields(fields: Fields, length: int, workers: int) -> Fields:
         workers: Number of processes.
 
     Returns:
-        Shapes and dtypes: ``obs [T + 1, R, ...]``; ``final_obs``, ``action`` and ``facts`` ``[T, R, ...]``; ``first
-        [R]`` (whether an episode begins); ``returns [R]`` and ``lengths [R]`` (of running episodes after the last
-        rollout); ``goes_on [T, R]`` (ends after which totals continue); ``lost_at [T, R]`` (steps that were lost);
-        ``progress [workers]`` (steps done); ``lost [workers]`` (a step was lost); ``bytes [workers]`` (memory).
+        Shapes and dtypes: ``obs [T + 1, R, ...]``; ``final_obs``, ``action`` and ``facts``
+        ``[T, R, ...]``; ``first [R]`` (whether an episode begins); ``returns [R]`` and
+        ``lengths [R]`` (of running episodes after the last rollout); ``goes_on [T, R]`` (ends after
+        which totals continue); ``lost_at [T, R]`` (steps that were lost); ``progress [workers]``
+        (steps done); ``lost [workers]`` (a step was lost); ``bytes [workers]`` (memory).
     """
     rows = fields["facts"][0]
-    steps = {name: ((length, *shape), dtype) for name, (shape, dtype) in fields.items() if name != "seed"}
+    steps = {
+        name: ((length, *shape), dtype) for name, (shape, dtype) in fields.items() if name != "seed"
+    }
     shape, dtype = fields["obs"]
     own = ("progress", np.int64), ("lost", bool), ("bytes", np.int64)
     return {
@@ -176,11 +181,16 @@ def make_actor(plan: RolloutPlan, shared: dict[str, np.ndarray], segment: RollSe
         (noise if given.each_step else tick).append(_own(whole, given, segment))
     obs = [shared["obs"][name][:, rows] for name in plan.entries] or [shared["obs"][:, rows]]
     carried = [shared[f"carry{i}"][rows] for i in range(plan.num_carry)]
-    decided = [shared["action"][:, rows], *(shared[f"decision{i}"][:, rows] for i in range(plan.num_decision))]
+    decided = [
+        shared["action"][:, rows],
+        *(shared[f"decision{i}"][:, rows] for i in range(plan.num_decision)),
+    ]
     remembered = [shared[f"memory{i}"][:, rows] for i in range(plan.num_memory)]
     ended = shared["facts"]["terminated"][:, rows], shared["facts"]["truncated"][:, rows]
     after, stored = 1 + plan.num_carry, 1 + plan.num_carry + plan.num_decision
-    axes = [given.axis for given in plan.given if given.each_step] + [0] * (plan.num_carry + len(obs) + 1)
+    axes = [given.axis for given in plan.given if given.each_step] + [0] * (
+        plan.num_carry + len(obs) + 1
+    )
     program: Any = None
     carry: list[Any] = []
 
@@ -194,7 +204,11 @@ def make_actor(plan: RolloutPlan, shared: dict[str, np.ndarray], segment: RollSe
         nonlocal carry
         first = ended[0][t - 1] | ended[1][t - 1] if t else shared["first"][rows]
         inputs = [*[x[t] for x in noise], *carry, *[x[t] for x in obs], first]
-        results = [result[:1] for result in program(*_doubled(inputs, axes))] if doubled else program(*inputs)
+        results = (
+            [result[:1] for result in program(*_doubled(inputs, axes))]
+            if doubled
+            else program(*inputs)
+        )
         carry = results[1:after]
         for array, value in zip(decided, (results[0], *results[after:stored]), strict=True):
             array[t] = value
@@ -210,14 +224,18 @@ def make_actor(plan: RolloutPlan, shared: dict[str, np.ndarray], segment: RollSe
 
 
 def _doubled(arrays: Sequence[np.ndarray], axes: Sequence[int | None]) -> list[np.ndarray]:
-    return [x if axis is None else np.repeat(x, 2, axis) for x, axis in zip(arrays, axes, strict=True)]
+    return [
+        x if axis is None else np.repeat(x, 2, axis) for x, axis in zip(arrays, axes, strict=True)
+    ]
 
 
 def _own(whole: np.ndarray, given: Given, segment: RollSegment) -> np.ndarray:
     """Return a segment's part of an array that the trainer wrote."""
     if given.axis is None:
         # With `...`, a number stays a view, which the next rollout changes.
-        return whole[:, segment.group, segment.seed] if given.each_step else whole[segment.seed, ...]
+        return (
+            whole[:, segment.group, segment.seed] if given.each_step else whole[segment.seed, ...]
+        )
     own = whole[:, segment.rows] if given.each_step else whole[segment.rows]
     return np.moveaxis(own, int(given.each_step), int(given.each_step) + given.axis)
 
@@ -230,7 +248,10 @@ def _load(program: ActProgram) -> Callable[[Sequence[np.ndarray]], Callable[...,
         return lambda tick: scope["make"](np, program.constants, *tick)
     import jax
 
-    call, cpu = jax.jit(jax.export.deserialize(bytearray(program.exported)).call), jax.devices("cpu")[0]
+    call, cpu = (
+        jax.jit(jax.export.deserialize(bytearray(program.exported)).call),
+        jax.devices("cpu")[0],
+    )
 
     def begin(tick: Sequence[np.ndarray]) -> Callable[..., Sequence[Any]]:
         on_device = jax.device_put([x.copy() for x in tick], cpu)
@@ -257,7 +278,11 @@ class RolloutSteps(NamedTuple):
 
 
 def make_rollout_steps(
-    inside: Inside, host_spec: HostEnvSpec, arrays: Arrays, shared: dict[str, np.ndarray], rows: slice
+    inside: Inside,
+    host_spec: HostEnvSpec,
+    arrays: Arrays,
+    shared: dict[str, np.ndarray],
+    rows: slice,
 ) -> RolloutSteps:
     """Make the steps of a process's environments.
 
@@ -273,7 +298,11 @@ def make_rollout_steps(
     """
     decode, write, kinds = host_spec.act.decode, host_spec.observe.write, host_spec.metrics
     obs, final, action, facts = (shared[name] for name in ("obs", "final_obs", "action", "facts"))
-    terminations, truncations, reward_rows = facts["terminated"], facts["truncated"], facts["reward"][:, rows]
+    terminations, truncations, reward_rows = (
+        facts["terminated"],
+        facts["truncated"],
+        facts["reward"][:, rows],
+    )
     going_on = shared["goes_on"]
     steps = [inside.envs[i].step for i in range(rows.start, rows.stop)]
 
@@ -292,7 +321,9 @@ def make_rollout_steps(
             reward_rows[t] = rewards
         except (Exception, SystemExit) as error:
             i = min(rows.start + len(rewards), rows.stop - 1)
-            raise describe_failure(error, host_spec.name, i, f"step {t + 1} of a rollout") from error
+            raise describe_failure(
+                error, host_spec.name, i, f"step {t + 1} of a rollout"
+            ) from error
 
     def end(t: int, i: int, seen: Any, terminated: Any, info: dict) -> Any:
         (terminations if terminated else truncations)[t, i] = True
@@ -315,7 +346,12 @@ def make_rollout_steps(
 
 
 def make_roll(
-    inside: Inside, host_spec: HostEnvSpec, arrays: Arrays, plan: RolloutPlan, shared: dict[str, np.ndarray], place: Any
+    inside: Inside,
+    host_spec: HostEnvSpec,
+    arrays: Arrays,
+    plan: RolloutPlan,
+    shared: dict[str, np.ndarray],
+    place: Any,
 ) -> Callable[[], None]:
     """Make the function that steps a process's environments through a rollout.
 
@@ -328,8 +364,8 @@ def make_roll(
         place: ``(rows, index)`` of the process.
 
     Returns:
-        The function. It goes on after the steps that ``progress`` counts; if a step was ``lost``, that step is
-        recorded as a truncation.
+        The function. It goes on after the steps that ``progress`` counts; if a step was ``lost``,
+        that step is recorded as a truncation.
     """
     rows, index = place
     joined = all(given.axis is not None or not given.each_step for given in plan.given)
@@ -356,7 +392,9 @@ def make_roll(
                 progress[index] = t + 1
             for actor in actors:
                 actor.end()
-            add_up_rollout(facts, shared["goes_on"][:, rows], inside.returns[rows], inside.lengths[rows])
+            add_up_rollout(
+                facts, shared["goes_on"][:, rows], inside.returns[rows], inside.lengths[rows]
+            )
         facts["episode_length"][shared["lost_at"][:, rows]] -= 1  # this step was not made
         for stored, now in totals:
             stored[rows] = now[rows]
@@ -367,11 +405,14 @@ def make_roll(
     return roll
 
 
-def add_up_rollout(facts: np.ndarray, goes_on: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> None:
+def add_up_rollout(
+    facts: np.ndarray, goes_on: np.ndarray, returns: np.ndarray, lengths: np.ndarray
+) -> None:
     """Write the totals of the episodes that ended in a rollout.
 
     Args:
-        facts: Facts ``[T, n]``; ``episode_return`` and ``episode_length``, which are 0, are written at ends.
+        facts: Facts ``[T, n]``; ``episode_return`` and ``episode_length``, which are 0, are written
+            at ends.
         goes_on: Ends after which the totals continue, bool ``[T, n]``.
         returns: Running returns, float64 ``[n]``, changed in place.
         lengths: Running lengths in steps, int32 ``[n]``, changed in place.
@@ -383,7 +424,9 @@ def add_up_rollout(facts: np.ndarray, goes_on: np.ndarray, returns: np.ndarray, 
     over = (facts["terminated"] | facts["truncated"]) & ~goes_on
     column, t = np.nonzero(over.T)
     ends, ended_at = sums[t, column], counts[t, column]
-    again = np.concatenate([[False], column[1:] == column[:-1]]) if len(column) else np.zeros(0, bool)
+    again = (
+        np.concatenate([[False], column[1:] == column[:-1]]) if len(column) else np.zeros(0, bool)
+    )
     before = np.concatenate([[0.0], ends[:-1]]) if len(column) else ends
     before_count = np.concatenate([[0], ended_at[:-1]]) if len(column) else ended_at
     facts["episode_return"][t, column] = ends - np.where(again, before, 0.0)

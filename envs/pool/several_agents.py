@@ -25,9 +25,13 @@ def largest_shape(name: str, kinds: Sequence[tuple[Any, tuple[int, ...]]]) -> tu
         ValueError: The observations differ in more than the length of vectors.
     """
     shapes = {shape for _, shape in kinds}
-    if len({dtype for dtype, _ in kinds}) > 1 or (len(shapes) > 1 and {len(shape) for shape in shapes} != {1}):
+    if len({dtype for dtype, _ in kinds}) > 1 or (
+        len(shapes) > 1 and {len(shape) for shape in shapes} != {1}
+    ):
         each = " and ".join(dict.fromkeys(f"{dtype}{list(shape)}" for dtype, shape in kinds))
-        raise ValueError(f"{name}: its agents observe {each}: only vectors of one dtype may differ, in their length")
+        raise ValueError(
+            f"{name}: its agents observe {each}: only vectors of one dtype may differ, in their length"
+        )
     return max(shapes)
 
 
@@ -47,11 +51,15 @@ def most_actions(name: str, numbers: Sequence[int], bounds: Sequence[tuple[Any, 
     """
     alike = all(np.array_equal(one, bounds[0]) for one in bounds)
     if not alike or len({number > 0 for number in numbers}) > 1:
-        raise ValueError(f"{name}: its agents differ in their actions: only discrete ones may, in their number")
+        raise ValueError(
+            f"{name}: its agents differ in their actions: only discrete ones may, in their number"
+        )
     return max(numbers)
 
 
-def own_sizes(shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def own_sizes(
+    shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
     """Return `EnvSpec.own_sizes` of agents.
 
     Args:
@@ -61,7 +69,9 @@ def own_sizes(shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> tupl
     Returns:
         (observation size, number of actions) of each agent; ``()`` if all are equal.
     """
-    sizes = tuple((int(np.prod(shape)), number) for shape, number in zip(shapes, numbers, strict=True))
+    sizes = tuple(
+        (int(np.prod(shape)), number) for shape, number in zip(shapes, numbers, strict=True)
+    )
     return sizes if len(set(sizes)) > 1 else ()
 
 
@@ -88,19 +98,26 @@ class Seen(NamedTuple):
 
 
 class AgentsTogether(gymnasium.Env):
-    """A parallel environment as the pool takes it, with one action and one reward array for all agents.
+    """A parallel environment as the pool takes it, with one action and one reward array for all
+    agents.
 
-    An episode ends when no agent is left. It is truncated if any of the last agents was truncated; of these agents,
-    those truncated are not out. ``episode_length`` is a time limit in steps; None uses the environment's.
+    An episode ends when no agent is left. It is truncated if any of the last agents was truncated;
+    of these agents, those truncated are not out. ``episode_length`` is a time limit in steps; None
+    uses the environment's.
     """
 
     def __init__(self, env: Any, episode_length: int | None = None) -> None:
         self.env, self.names, self.limit = env, list(env.possible_agents), episode_length
-        self.render_mode, self.metadata = getattr(env, "render_mode", None), getattr(env, "metadata", {})
+        self.render_mode, self.metadata = (
+            getattr(env, "render_mode", None),
+            getattr(env, "metadata", {}),
+        )
         self.number = {name: i for i, name in enumerate(self.names)}
         self.steps = 0
         space = getattr(env, "state_space", None)
-        self.state_space = space if isinstance(space, spaces.Box) and len(space.shape) == 1 else None
+        self.state_space = (
+            space if isinstance(space, spaces.Box) and len(space.shape) == 1 else None
+        )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Seen, dict[str, Any]]:
         """Start an episode; agents that are not present yet are out."""
@@ -109,9 +126,13 @@ class AgentsTogether(gymnasium.Env):
         return self._seen(obs, self.env.agents), {}
 
     def step(self, action: Sequence[Any]) -> tuple[Seen, np.ndarray, bool, bool, dict[str, Any]]:
-        """Step with the actions of all agents (ignored for those that are out), and return the reward of each."""
+        """Step with the actions of all agents (ignored for those that are out), and return the
+        reward of each.
+        """
         live = list(self.env.agents)
-        obs, rewards, terminated, truncated, _ = self.env.step({name: action[self.number[name]] for name in live})
+        obs, rewards, terminated, truncated, _ = self.env.step(
+            {name: action[self.number[name]] for name in live}
+        )
         self.steps += 1
         cut = [name for name in live if truncated.get(name) and not terminated.get(name)]
         there = list(self.env.agents)
@@ -119,7 +140,13 @@ class AgentsTogether(gymnasium.Env):
             cut, there = [*cut, *there], []
         over = not there
         reward = np.array([rewards.get(name, 0.0) for name in self.names], np.float32)
-        return self._seen(obs, cut if over else there), reward, over and not cut, over and bool(cut), {}
+        return (
+            self._seen(obs, cut if over else there),
+            reward,
+            over and not cut,
+            over and bool(cut),
+            {},
+        )
 
     def _seen(self, obs: Mapping[Any, Any], there: Sequence[Any]) -> Seen:
         out = np.ones(len(self.names), bool)
@@ -148,7 +175,9 @@ def acting_together(make: Callable[[], Any], episode_length: int | None = None) 
     return AgentsTogether(make(), episode_length)
 
 
-def make_parallel(id: str, options: Mapping[str, Any], episode_length: int | None = None) -> AgentsTogether:
+def make_parallel(
+    id: str, options: Mapping[str, Any], episode_length: int | None = None
+) -> AgentsTogether:
     """Make a parallel environment by id for the pool.
 
     Args:
@@ -179,10 +208,13 @@ def make_parallel(id: str, options: Mapping[str, Any], episode_length: int | Non
     return AgentsTogether(found.parallel_env(**options), episode_length)
 
 
-def encode_agents(env: AgentsTogether, name: str) -> tuple[ObsCodec, ActionCodec, tuple[tuple[int, int], ...]]:
+def encode_agents(
+    env: AgentsTogether, name: str
+) -> tuple[ObsCodec, ActionCodec, tuple[tuple[int, int], ...]]:
     """Make the codecs of all agents' observations and actions.
 
-    An observation is a record with ``obs`` ``[A, ...]``, ``out``, and if present ``action_mask`` and ``state``.
+    An observation is a record with ``obs`` ``[A, ...]``, ``out``, and if present ``action_mask``
+    and ``state``.
 
     Args:
         env: Environment.
@@ -200,19 +232,29 @@ def encode_agents(env: AgentsTogether, name: str) -> tuple[ObsCodec, ActionCodec
     acts = [encode_action(env.env.action_space(agent), name) for agent in env.names]
     act = _all_actions(acts, name)
     act = act._replace(
-        space={"kind": "Agents", "spaces": {a: one.space for a, one in zip(env.names, acts, strict=True)}}
+        space={
+            "kind": "Agents",
+            "spaces": {a: one.space for a, one in zip(env.names, acts, strict=True)},
+        }
     )
     numbers = [one.num_actions for one in acts]
     shape = largest_shape(name, [(codec.dtype, codec.shape) for codec in codecs])
     masked = act.num_actions > 0 and (any(own for _, own in views) or len(set(numbers)) > 1)
-    fields: list[tuple] = [("obs", codecs[0].dtype, (len(codecs), *shape)), (OUT, np.bool_, (len(codecs),))]
+    fields: list[tuple] = [
+        ("obs", codecs[0].dtype, (len(codecs), *shape)),
+        (OUT, np.bool_, (len(codecs),)),
+    ]
     if masked:
         fields.append((MASK, np.bool_, (len(codecs), act.num_actions)))
     if env.state_space is not None:
         fields.append((STATE, np.float32, env.state_space.shape))
     write = _writer(env.names, codecs, [own for _, own in views], numbers if masked else [])
     sizes = own_sizes([codec.shape for codec in codecs], numbers)
-    return ObsCodec((), np.dtype(fields, align=True), write, {"kind": "Agents", "spaces": spaces_of}), act, sizes
+    return (
+        ObsCodec((), np.dtype(fields, align=True), write, {"kind": "Agents", "spaces": spaces_of}),
+        act,
+        sizes,
+    )
 
 
 def _view(space: spaces.Space) -> tuple[spaces.Space, bool]:
@@ -223,7 +265,9 @@ def _view(space: spaces.Space) -> tuple[spaces.Space, bool]:
 
 
 def _all_actions(acts: Sequence[ActionCodec], name: str) -> ActionCodec:
-    """Make the codec of all agents' actions, ``[A, ...]``. ``num_actions`` and bounds are one agent's."""
+    """Make the codec of all agents' actions, ``[A, ...]``. ``num_actions`` and bounds are one
+    agent's.
+    """
     first, numbers = acts[0], [one.num_actions for one in acts]
     most = most_actions(name, numbers, [(one.low, one.high) for one in acts])
 
@@ -231,14 +275,18 @@ def _all_actions(acts: Sequence[ActionCodec], name: str) -> ActionCodec:
         return list(zip(*(one.decode(actions[:, i]) for i, one in enumerate(acts)), strict=True))
 
     if len({one.sizes for one in acts}) > 1:
-        raise ValueError(f"{name}: its agents differ in the parts of their actions: only one discrete part may")
+        raise ValueError(
+            f"{name}: its agents differ in the parts of their actions: only one discrete part may"
+        )
     return first._replace(shape=(len(acts), *first.shape), decode=decode, num_actions=most)
 
 
 def _writer(
     names: Sequence[Any], codecs: Sequence[ObsCodec], masked: Sequence[bool], numbers: Sequence[int]
 ) -> Callable[[Any, Any], None]:
-    """Make a function that writes a `Seen` into a record. ``numbers`` of actions is empty if there are no masks."""
+    """Make a function that writes a `Seen` into a record. ``numbers`` of actions is empty if there
+    are no masks.
+    """
     flat = len(codecs[0].shape) == 1
     lengths = [codec.shape[0] if flat else None for codec in codecs]
 

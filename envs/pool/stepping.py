@@ -1,4 +1,6 @@
-"""The inner loop: steps environments one after another and writes results into rows of shared arrays. No JAX."""
+"""The inner loop: steps environments one after another and writes results into rows of shared
+arrays. No JAX.
+"""
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,26 +21,40 @@ from jaxrl_fast.envs.episode_metrics import (
     number_of,
     values_of,
 )
-from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, SpaceError, encode_action, encode_obs, sample
+from jaxrl_fast.envs.pool.codec import (
+    ActionCodec,
+    Arrays,
+    ObsCodec,
+    SpaceError,
+    encode_action,
+    encode_obs,
+    sample,
+)
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 from jaxrl_fast.system import place_of
 
 GOES_ON = "jaxrl_fast.goes_on"
-"""Key in the ``info`` of a step that ends an episode for training only: a life was lost, and the game continues. Its
-totals continue, too, and the step has length 0, so that no episode is counted.
+"""Key in the ``info`` of a step that ends an episode for training only: a life was lost, and the
+game continues. Its totals continue, too, and the step has length 0, so that no episode is counted.
 """
 SUCCESS = ("is_success", "success")
-"""Keys in the ``info`` of a step that ends an episode: whether it was a success, as in Gymnasium-Robotics."""
+"""Keys in the ``info`` of a step that ends an episode: whether it was a success, as in
+Gymnasium-Robotics.
+"""
 UNTOLD = -1
 """`host_env.UNTOLD`, repeated here since that module imports JAX."""
 
 
 class PoolError(EnvFailed):
-    """The environments can no longer be stepped: one raised an error, or its worker died repeatedly."""
+    """The environments can no longer be stepped: one raised an error, or its worker died
+    repeatedly.
+    """
 
 
 MakeGymnasium = Callable[[], gymnasium.Env]
-"""Makes a new Gymnasium environment at each call, always with the same spaces, in the parent or in a worker."""
+"""Makes a new Gymnasium environment at each call, always with the same spaces, in the parent or in
+a worker.
+"""
 
 
 class HostEnvSpec(NamedTuple):
@@ -49,7 +65,8 @@ class HostEnvSpec(NamedTuple):
         make: Makes one environment.
         observe: Codec of observations.
         act: Codec of actions.
-        clip_rewards: Use the signs of rewards for training; totals of episodes add up the rewards themselves.
+        clip_rewards: Use the signs of rewards for training; totals of episodes add up the rewards
+            themselves.
         num_agents: As in `EnvSpec`.
         own_sizes: As in `EnvSpec`.
         draws: As in `HostEnv`.
@@ -90,11 +107,13 @@ class Stepper(NamedTuple):
 
     Attributes:
         reset: Resets all environments with the seeds in the arrays, and writes ``obs``.
-        step: ``(rows)``, takes one step and resets environments whose episode ended. Reads ``action`` of ``rows``, and
-            writes everything but ``seed``.
+        step: ``(rows)``, takes one step and resets environments whose episode ended. Reads
+            ``action`` of ``rows``, and writes everything but ``seed``.
         close: Closes all environments; may be called twice.
-        success: Int8 ``[E]`` as returned by `HostEnv.success`, changed in place, not shared between processes.
-        agents: Float32 ``[E, A]`` as returned by `HostEnv.agents`, likewise; ``[E, 0]`` with one agent.
+        success: Int8 ``[E]`` as returned by `HostEnv.success`, changed in place, not shared between
+            processes.
+        agents: Float32 ``[E, A]`` as returned by `HostEnv.agents`, likewise; ``[E, 0]`` with one
+            agent.
         inside: The environments, for whole rollouts (`rolling.make_roll`).
     """
 
@@ -120,14 +139,16 @@ def describe(
         name: Name in messages.
         first: Environment to read and close, None to make one.
         measure: Returns ``HostEnvSpec.step_s``, None if it is not needed.
-        metrics: Whether numbers in the ``info`` of a step are metrics if the environment declares none.
+        metrics: Whether numbers in the ``info`` of a step are metrics if the environment declares
+            none.
 
     Returns:
         The spec.
 
     Raises:
         ValueError: The environment cannot be made.
-        RuleBroken: Its spaces, wrappers or metrics are not supported, or its ``reset`` or ``step`` is not Gymnasium's.
+        RuleBroken: Its spaces, wrappers or metrics are not supported, or its ``reset`` or ``step``
+            is not Gymnasium's.
     """
     env = make_one(make, name) if first is None else first
     try:
@@ -157,9 +178,13 @@ def make_one(make: MakeGymnasium, name: str) -> gymnasium.Env:
     try:
         return make()
     except ModuleNotFoundError as error:
-        raise ValueError(f"{name} needs the package '{error.name}': pip install {error.name}") from error
+        raise ValueError(
+            f"{name} needs the package '{error.name}': pip install {error.name}"
+        ) from error
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{name} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise ValueError(
+            f"{name} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
 
 
 STATEFUL = {
@@ -192,7 +217,8 @@ METRICS = "episode_metrics"
 
 
 def metrics_of(env: gymnasium.Env, info: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return the metrics of an environment: those that its metadata declares, else the numbers in its ``info``.
+    """Return the metrics of an environment: those that its metadata declares, else the numbers in
+    its ``info``.
 
     Args:
         env: Environment.
@@ -213,7 +239,9 @@ def metrics_of(env: gymnasium.Env, info: Mapping[str, Any], name: str) -> dict[s
     return dict(declared)
 
 
-def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec, *, always: bool = False) -> Mapping[str, Any]:
+def check_calls(
+    env: gymnasium.Env, host_spec: HostEnvSpec, *, always: bool = False
+) -> Mapping[str, Any]:
     """Reset and step an environment once, and check the results against Gymnasium's interface.
 
     Other errors are left to the pool, which names their place.
@@ -243,14 +271,20 @@ def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec, *, always: bool = Fa
         if number != 5:
             raise ValueError(f"{name}: step returns {number} values: {NEW_STEP}")
         if not is_reward(result[1]):
-            raise ValueError(f"{name}: step returns the reward {result[1]!r}: write one number, such as float(reward)")
+            raise ValueError(
+                f"{name}: step returns the reward {result[1]!r}: write one number, such as float(reward)"
+            )
         return result[4] if isinstance(result[4], dict) else {}
     except (Exception, SystemExit) as error:
         said = str(error)
         if "(expected 5, got " in said:  # in a wrapper of Gymnasium
             number = int(said.rpartition("got ")[2].rstrip(") "))
             raise ValueError(f"{name}: step returns {number} values: {NEW_STEP}") from error
-        if isinstance(error, TypeError) and "reset()" in said and ("seed" in said or "options" in said):
+        if (
+            isinstance(error, TypeError)
+            and "reset()" in said
+            and ("seed" in said or "options" in said)
+        ):
             raise ValueError(f"{name}: {OLD_RESET}") from error
         if said.startswith(name):
             raise
@@ -273,7 +307,9 @@ def is_reward(reward: Any) -> bool:
     return array.ndim == 0 and bool(np.issubdtype(array.dtype, np.number) or array.dtype == bool)
 
 
-OLD_RESET = "reset must be reset(self, *, seed=None, options=None) and return (obs, info), as in Gymnasium"
+OLD_RESET = (
+    "reset must be reset(self, *, seed=None, options=None) and return (obs, info), as in Gymnasium"
+)
 NEW_STEP = (
     "return obs, reward, terminated, truncated, info, as in Gymnasium; truncated marks a time limit, after which "
     "values are bootstrapped"
@@ -305,12 +341,18 @@ def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
         return HostEnvSpec(name, make, observe, act, **of_agents, draws=has_pictures(env))
     observed, acted = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     if not (isinstance(observed, gymnasium.Space) and isinstance(acted, gymnasium.Space)):
-        raise ValueError(f"{name} is {type(env).__name__}: a gymnasium.Env has observation_space and action_space")
-    return HostEnvSpec(name, make, encode_obs(observed, name), encode_action(acted, name), draws=has_pictures(env))
+        raise ValueError(
+            f"{name} is {type(env).__name__}: a gymnasium.Env has observation_space and action_space"
+        )
+    return HostEnvSpec(
+        name, make, encode_obs(observed, name), encode_action(acted, name), draws=has_pictures(env)
+    )
 
 
 RENDER_MODE = "rgb_array"
-DRAWN_BY_PYGAME = tuple(f"gymnasium.envs.{family}" for family in ("classic_control", "toy_text", "box2d"))
+DRAWN_BY_PYGAME = tuple(
+    f"gymnasium.envs.{family}" for family in ("classic_control", "toy_text", "box2d")
+)
 
 
 def lacks_pygame(env: gymnasium.Env) -> bool:
@@ -322,7 +364,9 @@ def lacks_pygame(env: gymnasium.Env) -> bool:
     Returns:
         True if it cannot be drawn.
     """
-    return type(env.unwrapped).__module__.startswith(DRAWN_BY_PYGAME) and find_spec("pygame") is None
+    return (
+        type(env.unwrapped).__module__.startswith(DRAWN_BY_PYGAME) and find_spec("pygame") is None
+    )
 
 
 def has_pictures(env: gymnasium.Env) -> bool:
@@ -352,7 +396,8 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
         The stepper. Its ``reset`` and ``step`` raise `PoolError`, too.
 
     Raises:
-        PoolError: An environment raised an error. The message ends with the environment's traceback.
+        PoolError: An environment raised an error. The message ends with the environment's
+            traceback.
     """
     envs: dict[int, gymnasium.Env] = {}
     steps: list[Callable] = [_not_ours] * len(arrays.seed)
@@ -362,7 +407,9 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
     write, decode, kinds = host_spec.observe.write, host_spec.act.decode, host_spec.metrics
     metrics = make_measuring(kinds, arrays)
     # Not by iteration, which gives scalars instead of arrays without axes.
-    obs_rows, final_rows = ([rows[i, ...] for i in range(len(rows))] for rows in (arrays.obs, arrays.final_obs))
+    obs_rows, final_rows = (
+        [rows[i, ...] for i in range(len(rows))] for rows in (arrays.obs, arrays.final_obs)
+    )
 
     def make_all() -> None:
         for i in owned:
@@ -377,7 +424,9 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             try:
                 write(obs_rows[i], envs[i].reset(seed=int(arrays.seed[i]))[0])
             except (Exception, SystemExit) as error:
-                raise describe_failure(error, host_spec.name, i, f"reset, seed {arrays.seed[i]}") from error
+                raise describe_failure(
+                    error, host_spec.name, i, f"reset, seed {arrays.seed[i]}"
+                ) from error
         returns[:], lengths[:], running[:] = 0.0, 0, 0.0
         metrics.clear()
 
@@ -385,7 +434,9 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
         arrays.terminated[rows] = arrays.truncated[rows] = False
         rewards = list[Any]()
         try:
-            for step_one, row, action in zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True):
+            for step_one, row, action in zip(
+                steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True
+            ):
                 obs, reward, terminated, truncated, info = step_one(action)
                 if kinds:
                     metrics.add(rows.start + len(rewards), info)
@@ -434,7 +485,9 @@ def told_success(info: dict) -> int:
     value = next((info[key] for key in SUCCESS if key in info), None)
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
-    return int(bool(value)) if isinstance(value, bool | int | float | np.bool_ | np.number) else UNTOLD
+    return (
+        int(bool(value)) if isinstance(value, bool | int | float | np.bool_ | np.number) else UNTOLD
+    )
 
 
 FLOATS = frozenset((float, np.float64, np.float32))
@@ -451,7 +504,9 @@ def reader_of(names: Iterable[str]) -> Callable[[dict], Sequence[float]]:
         ``(info) -> values``; NaN for a metric that is missing or no number.
     """
     wanted = list(names)
-    take = itemgetter(*wanted, *wanted[:1]) if wanted else lambda info: ()  # of a single name it gives no tuple
+    take = (
+        itemgetter(*wanted, *wanted[:1]) if wanted else lambda info: ()
+    )  # of a single name it gives no tuple
 
     def read(info: dict) -> Sequence[float]:
         try:
@@ -484,7 +539,8 @@ class Measuring(NamedTuple):
 def make_measuring(kinds: Mapping[str, str], arrays: Arrays) -> Measuring:
     """Make the metrics of a process's environments.
 
-    Steps are stored and added up when their episode ends, because NumPy takes as long as a simulator for one step.
+    Steps are stored and added up when their episode ends, because NumPy takes as long as a
+    simulator for one step.
 
     Args:
         kinds: Kind of each metric by name.
@@ -521,7 +577,9 @@ def make_measuring(kinds: Mapping[str, str], arrays: Arrays) -> Measuring:
     return Measuring(add, end, clear)
 
 
-def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
+def add_up(
+    arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray
+) -> None:
     """Add a step to the totals of running episodes, and reset those that ended.
 
     Args:
@@ -529,7 +587,8 @@ def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray
         rows: Rows that were stepped.
         returns: Running returns, ``[E]``, changed in place.
         lengths: Running lengths in steps, ``[E]``, changed in place.
-        goes_on: Environments in which only a life was lost, so that no episode is counted, bool ``[E]``.
+        goes_on: Environments in which only a life was lost, so that no episode is counted, bool
+            ``[E]``.
     """
     running, counts, reward = returns[rows], lengths[rows], arrays.reward[rows]
     running += reward if reward.ndim == 1 else reward.sum(axis=1)
@@ -578,4 +637,6 @@ def describe_failure(error: BaseException, name: str, index: int, where: str) ->
     what, place = " ".join(traceback.format_exception_only(error)[-1].split()), place_of(error)
     lines = "".join(traceback.format_exception(error)).rstrip()
     at = "" if place is None else f" in {place}"
-    return PoolError(f"environment {index} of {name} raised {what} ({where}){at}. Its traceback:\n{lines}")
+    return PoolError(
+        f"environment {index} of {name} raised {what} ({where}){at}. Its traceback:\n{lines}"
+    )

@@ -1,7 +1,8 @@
 """A worker process of the pool, and the semaphores with which worker and parent wake each other.
 
-On Linux they are POSIX semaphores in shared memory, called through ctypes: without a sleeping process, post and test
-need no system call. On other systems each is a pipe, since macOS has no unnamed semaphores.
+On Linux they are POSIX semaphores in shared memory, called through ctypes: without a sleeping
+process, post and test need no system call. On other systems each is a pipe, since macOS has no
+unnamed semaphores.
 """
 
 import ctypes
@@ -37,8 +38,8 @@ class Signals(NamedTuple):
 
     Attributes:
         post: ``(i)``, posts semaphore ``i``.
-        acquire: ``(i, timeout_s) -> bool``, waits for it; 0 tests once. False if it was not posted in time, or a system
-            signal interrupted the wait.
+        acquire: ``(i, timeout_s) -> bool``, waits for it; 0 tests once. False if it was not posted
+            in time, or a system signal interrupted the wait.
         clear: ``(i)``, sets it to "not posted"; only while no other process uses it.
         board: Bytes after the semaphores, for commands.
     """
@@ -50,7 +51,8 @@ class Signals(NamedTuple):
 
 
 def anonymous_file(content: bytes = b"", size_bytes: int = 0) -> int:
-    """Create a file in memory without a name, which is freed when the last process that holds it ends.
+    """Create a file in memory without a name, which is freed when the last process that holds it
+    ends.
 
     Args:
         content: Initial content.
@@ -70,8 +72,11 @@ def anonymous_file(content: bytes = b"", size_bytes: int = 0) -> int:
     return fd
 
 
-def make_signals(count: int, board_bytes: int, *, pipes: bool = sys.platform != "linux") -> tuple[int, ...]:
-    """Create semaphores and a board of commands, for `open_signals` in every process that gets the descriptors.
+def make_signals(
+    count: int, board_bytes: int, *, pipes: bool = sys.platform != "linux"
+) -> tuple[int, ...]:
+    """Create semaphores and a board of commands, for `open_signals` in every process that gets the
+    descriptors.
 
     Args:
         count: Number of semaphores.
@@ -93,8 +98,8 @@ def make_signals(count: int, board_bytes: int, *, pipes: bool = sys.platform != 
 def open_signals(fds: Sequence[int], count: int, *, awake_s: float = 0.0) -> Signals:
     """Open the semaphores of `make_signals`.
 
-    A waiting process polls before it sleeps, since waking it costs it 50 µs and, if its core became idle, 20 µs of the
-    process that wakes it.
+    A waiting process polls before it sleeps, since waking it costs it 50 µs and, if its core became
+    idle, 20 µs of the process that wakes it.
 
     Args:
         fds: File descriptors.
@@ -135,7 +140,12 @@ def _posix(memory: mmap.mmap, count: int) -> tuple[Callable[..., Any], ...]:
         until_ns = time.time_ns() + int(1e9 * timeout_s)  # sem_timedwait supports only this clock
         return sem_timedwait(at[i], ctypes.byref(_Timespec(*divmod(until_ns, 10**9)))) == 0
 
-    return (lambda i: sem_post(at[i]), lambda i: sem_trywait(at[i]) == 0, sleep, lambda i: c.sem_init(at[i], 1, 0))
+    return (
+        lambda i: sem_post(at[i]),
+        lambda i: sem_trywait(at[i]) == 0,
+        sleep,
+        lambda i: c.sem_init(at[i], 1, 0),
+    )
 
 
 def _piped(ends: Sequence[int]) -> tuple[Callable[..., Any], ...]:
@@ -163,15 +173,20 @@ def _piped(ends: Sequence[int]) -> tuple[Callable[..., Any], ...]:
 
 
 RESET, LOAD, ROLL, END = 8, 9, 10, 11
-"""Commands to reset, to load the plan of rollouts, to make a rollout, and to close. Smaller bytes are groups."""
+"""Commands to reset, to load the plan of rollouts, to make a rollout, and to close. Smaller bytes
+are groups.
+"""
 BACKLOG = 16
 """Number of commands that a worker's part of the board can hold: more than one per group."""
 AWAKE_S = 300e-6
-"""How long a worker polls for a command before it sleeps, in seconds. PPO on HalfCheetah was 5 to 15 % faster with
-it for one worker on two cores, and 20 % for two, than with workers that sleep at once.
+"""How long a worker polls for a command before it sleeps, in seconds. PPO on HalfCheetah was 5 to
+15 % faster with it for one worker on two cores, and 20 % for two, than with workers that sleep at
+once.
 """
 LOOK_S = 1.0
-"""Interval in seconds at which an idle worker checks whether its parent is alive. Linux notifies it at once."""
+"""Interval in seconds at which an idle worker checks whether its parent is alive. Linux notifies it
+at once.
+"""
 MAX_LAST_WORDS = 30_000
 """In characters: fewer than a pipe holds, so that a dying worker never waits for a reader."""
 
@@ -187,11 +202,12 @@ class WorkerJob(NamedTuple):
         shares: ``shares[worker][group]`` are the rows that a worker steps.
         memory: File descriptor of the shared memory, the same in every process.
         clip_rewards: As in `HostEnvSpec`.
-        by_arrival: The parent waits for the first answer of any worker, with a semaphore that all workers post.
+        by_arrival: The parent waits for the first answer of any worker, with a semaphore that all
+            workers post.
         signals: File descriptors of the semaphores, the same in every process.
         metrics: As in `HostEnvSpec`.
-        rollouts: File descriptors of a pickled `RolloutPlan` and of its arrays, both written before `LOAD`; () for a
-            pool without rollouts.
+        rollouts: File descriptors of a pickled `RolloutPlan` and of its arrays, both written before
+            `LOAD`; () for a pool without rollouts.
     """
 
     name: str
@@ -281,7 +297,9 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
     try:
         given: WorkerJob = pickle.loads(job)
         for fd in (words_fd, lifeline_fd, given.memory, *given.signals, *given.rollouts):
-            os.set_inheritable(fd, False)  # processes that an environment starts must not hold them open
+            os.set_inheritable(
+                fd, False
+            )  # processes that an environment starts must not hold them open
         arrays = place(given.fields, mmap.mmap(given.memory, 0))
         stepper, host_spec = _stepper(given, arrays, index)
         _serve(stepper, host_spec, arrays, given, index, lifeline_fd)
@@ -296,9 +314,18 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
 
 
 def _serve(
-    stepper: Stepper, host_spec: HostEnvSpec, arrays: Arrays, job: WorkerJob, index: int, lifeline_fd: int
+    stepper: Stepper,
+    host_spec: HostEnvSpec,
+    arrays: Arrays,
+    job: WorkerJob,
+    index: int,
+    lifeline_fd: int,
 ) -> None:
-    signals, shares, go = open_signals(job.signals, job.num_signals, awake_s=AWAKE_S), job.shares[index], job.go(index)
+    signals, shares, go = (
+        open_signals(job.signals, job.num_signals, awake_s=AWAKE_S),
+        job.shares[index],
+        job.go(index),
+    )
     done = {command: job.done(index, command) for command in job.commands}
     roll: Callable[[], None] | None = None
     for turn in itertools.count():
@@ -322,7 +349,9 @@ def _serve(
             signals.post(NEWS)
 
 
-def _load(stepper: Stepper, host_spec: HostEnvSpec, arrays: Arrays, job: WorkerJob, index: int) -> Callable[[], None]:
+def _load(
+    stepper: Stepper, host_spec: HostEnvSpec, arrays: Arrays, job: WorkerJob, index: int
+) -> Callable[[], None]:
     """Read the plan of rollouts, and return the function that makes one."""
     plan_fd, memory_fd = job.rollouts
     plan = pickle.loads(os.pread(plan_fd, os.fstat(plan_fd).st_size, 0))
@@ -345,13 +374,17 @@ def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> tuple[Stepper, HostE
             f"{job.name} has other spaces in worker {index} than in the parent: make must always return the same spaces"
         )
     first = [probe]
-    host_spec = host_spec._replace(make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards)
+    host_spec = host_spec._replace(
+        make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards
+    )
     host_spec = host_spec._replace(metrics=job.metrics)
     return make_stepper(host_spec, arrays, owned), host_spec
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
-    """Let the kernel end this process when the parent dies, even in an environment that never returns."""
+    """Let the kernel end this process when the parent dies, even in an environment that never
+    returns.
+    """
     if sys.platform != "linux":
         return  # `_serve` checks the parent between two steps
     import fcntl

@@ -1,10 +1,12 @@
-"""The cost of several agents: training against bare loops over JaxMARL's environments, and three agents against one.
+"""The cost of several agents: training against bare loops over JaxMARL's environments, and three
+agents against one.
 
-``python experiments/bench/agents.py [spread_ippo ...] [points]`` needs the extra ``jaxmarl`` and 15 minutes on an
-otherwise idle machine. It measures ours and the bare loop in turn, A B A B ..., each compiled and warm, and writes
-``experiments/results/bench/agents.json``. The bare loops have the networks that JaxMARL publishes. Where these have a
-memory, a second loop leaves out the layer before the memory, which our network does not have. On more than one core,
-ours also runs with actor and critic on separate devices. ``points`` measures the cost of an agent's step.
+``python experiments/bench/agents.py [spread_ippo ...] [points]`` needs the extra ``jaxmarl`` and 15
+minutes on an otherwise idle machine. It measures ours and the bare loop in turn, A B A B ..., each
+compiled and warm, and writes ``experiments/results/bench/agents.json``. The bare loops have the
+networks that JaxMARL publishes. Where these have a memory, a second loop leaves out the layer
+before the memory, which our network does not have. On more than one core, ours also runs with actor
+and critic on separate devices. ``points`` measures the cost of an agent's step.
 """
 
 import json
@@ -44,7 +46,10 @@ def measure(name: str) -> dict[str, Any]:
         for what, words in commands(name).items():
             workers[what] = Worker(sys.executable, *words)
             print(f"{name}: {what} ready, {workers[what].read()['ready']}", flush=True)
-            workers[what].repeat()  # a bare loop compiles a second time for the state that its first iteration returns
+            workers[
+                what
+                # a bare loop compiles a second time for the state that its first iteration returns
+            ].repeat()
         for _ in range(ROUNDS[name]):
             for what, worker in workers.items():
                 found = worker.repeat()
@@ -54,17 +59,29 @@ def measure(name: str) -> dict[str, Any]:
         for worker in workers.values():
             worker.process.kill()
             worker.process.wait()
-    return {"rate": {what: spread(values) for what, values in rates.items()}, "ratio": ratios(rates), "rates": rates}
+    return {
+        "rate": {what: spread(values) for what, values in rates.items()},
+        "ratio": ratios(rates),
+        "rates": rates,
+    }
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Compute the ratio of ours to each bare loop; for `agents`, the cost of three agents against one."""
+    """Compute the ratio of ours to each bare loop; for `agents`, the cost of three agents against
+    one.
+    """
     if "ours" in rates:
         pairs = {what: (rates["ours"], rates[what]) for what in rates if what.startswith("bare")}
-        pairs |= {f"{APART} / {what}": (rates[APART], rates[what]) for what in pairs if APART in rates}
+        pairs |= {
+            f"{APART} / {what}": (rates[APART], rates[what]) for what in pairs if APART in rates
+        }
     else:
-        pairs = {what: (rates[what], rates["three_agents"]) for what in rates if what != "three_agents"}
-    return {what: spread([a / b for a, b in zip(*pair, strict=True)]) for what, pair in pairs.items()}
+        pairs = {
+            what: (rates[what], rates["three_agents"]) for what in rates if what != "three_agents"
+        }
+    return {
+        what: spread([a / b for a, b in zip(*pair, strict=True)]) for what, pair in pairs.items()
+    }
 
 
 def main(names: list[str]) -> None:

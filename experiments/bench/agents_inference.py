@@ -1,13 +1,15 @@
-"""Inference of several agents, as in the Reactor paper's benchmark: ours against Ray with one actor per agent.
+"""Inference of several agents, as in the Reactor paper's benchmark: ours against Ray with one actor
+per agent.
 
-The environment of all programs is ma-gym's TrafficJunction in Python, with 4 and 10 agents. Each agent sees the
-observations of all and has a separate network of 64 hidden units.
+The environment of all programs is ma-gym's TrafficJunction in Python, with 4 and 10 agents. Each
+agent sees the observations of all and has a separate network of 64 hidden units.
 
-``make bench-agents`` sets up `.venv-peers-ray` and, in a folder next to it, ma-gym, and runs everything; ``python
-experiments/bench/agents_inference.py [4] [10] [--turns=1]`` runs a part. Turns already in the file are not repeated, so
-an interrupted run can be resumed. ``--page`` writes the table only. Every contender is a new process in every turn.
-Slow programs run fewer steps than the paper's 100,000; the table scales. Ours and Ray tuned get the same sum of rewards
-from equal numbers of steps, except for decisions that rounding changes. Run it on an otherwise idle machine.
+``make bench-agents`` sets up `.venv-peers-ray` and, in a folder next to it, ma-gym, and runs
+everything; ``python experiments/bench/agents_inference.py [4] [10] [--turns=1]`` runs a part. Turns
+already in the file are not repeated, so an interrupted run can be resumed. ``--page`` writes the
+table only. Every contender is a new process in every turn. Slow programs run fewer steps than the
+paper's 100,000; the table scales. Ours and Ray tuned get the same sum of rewards from equal numbers
+of steps, except for decisions that rounding changes. Run it on an otherwise idle machine.
 """
 
 import json
@@ -43,7 +45,9 @@ CONTENDERS = {
 def measure(num_agents: int, document: dict[str, Any], turns: int) -> None:
     """Measure this many turns of all contenders, or the missing ones; write after each contender."""
     runs = document["rows"].setdefault(str(num_agents), {})
-    lacking = [turn for turn in range(TURNS) if any(len(runs.get(name, [])) <= turn for name in CONTENDERS)]
+    lacking = [
+        turn for turn in range(TURNS) if any(len(runs.get(name, [])) <= turn for name in CONTENDERS)
+    ]
     for turn in lacking[:turns]:
         for name, (python, worker, how, asked) in CONTENDERS.items():
             done = runs.setdefault(name, [])
@@ -66,7 +70,9 @@ def per_100_000(found: dict[str, Any], word: str) -> float:
 
 def page(document: dict[str, Any]) -> str:
     """Write the table, or a note that there is none yet."""
-    lines = ["| agents | junctions | program | 100,000 steps, s | Ray tuned / this | bound: Ray tuned / ma-gym alone |"]
+    lines = [
+        "| agents | junctions | program | 100,000 steps, s | Ray tuned / this | bound: Ray tuned / ma-gym alone |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for num_agents in AGENTS:
         runs = document["rows"].get(str(num_agents), {})
@@ -74,7 +80,9 @@ def page(document: dict[str, Any]) -> str:
             lines.append(f"| {num_agents} | | not run yet | | | |")
             continue
         for count in ("1", "64", "256"):
-            names = [name for name in CONTENDERS if name in runs and count in runs[name][0]["seconds"]]
+            names = [
+                name for name in CONTENDERS if name in runs and count in runs[name][0]["seconds"]
+            ]
             lines += [line(num_agents, count, name, runs) for name in names]
     return "\n".join(lines) + "\n"
 

@@ -1,8 +1,10 @@
-"""Does the autotuner's search select a width near the best of a full grid, and in which share of the grid's time?
+"""Does the autotuner's search select a width near the best of a full grid, and in which share of
+the grid's time?
 
-``python experiments/bench/autotune_search.py grid <job> [seconds]`` measures every width of the search space, with all
-repeats, and resumes an earlier call that stopped after so many seconds. ``search <job>`` searches. Both compile without
-a cache. ``report`` prints the result, experiments/results/autotune_search.json.
+``python experiments/bench/autotune_search.py grid <job> [seconds]`` measures every width of the
+search space, with all repeats, and resumes an earlier call that stopped after so many seconds.
+``search <job>`` searches. Both compile without a cache. ``report`` prints the result,
+experiments/results/autotune_search.json.
 """
 
 import json
@@ -39,12 +41,16 @@ JOBS = {
     "halfcheetah_sac": ["env=halfcheetah", "algo=sac"],
     "halfcheetah_ppo": ["env=halfcheetah", "algo=ppo"],
 }
-"""The tuned settings; for the pendulums with 10,080 samples per update, a number with many divisors."""
+"""The tuned settings; for the pendulums with 10,080 samples per update, a number with many
+divisors.
+"""
 REPEATS, REPEAT_S, QUIET_S = 5, 1.0, 3.0
 
 
 def one(job: str, width: int, go_on: GoOn, folder: Path) -> Row:
-    """Measure a width in a process without compiled programs on disk; repeat once where other programs disturbed it."""
+    """Measure a width in a process without compiled programs on disk; repeat once where other
+    programs disturbed it.
+    """
     asked = run_config.compose(JOBS[job])
     while True:
         with tempfile.TemporaryDirectory() as programs:
@@ -58,11 +64,15 @@ def one(job: str, width: int, go_on: GoOn, folder: Path) -> Row:
 
 
 def wait_until_quiet() -> None:
-    """Return when other programs have left the machine idle for a few seconds; give up after a minute."""
+    """Return when other programs have left the machine idle for a few seconds; give up after a
+    minute.
+    """
     quiet_s, until = 0.0, time.monotonic() + 60
     while quiet_s < QUIET_S:
         if time.monotonic() > until:
-            raise SystemExit("other programs occupy the machine: run this again when they have ended")
+            raise SystemExit(
+                "other programs occupy the machine: run this again when they have ended"
+            )
         before = busy_seconds()
         time.sleep(1.0)
         after = busy_seconds()
@@ -110,21 +120,36 @@ def search(job: str, results: dict[str, Any]) -> None:
     took_s = time.perf_counter() - began_s
     if record.width is None or any(row.others > DISTURBED for row in record.rows):
         raise SystemExit("other programs disturbed it: run this again when they are done")
-    found = {"rows": [facts(row) for row in record.rows], "chosen": record.width.value, "took_s": took_s}
+    found = {
+        "rows": [facts(row) for row in record.rows],
+        "chosen": record.width.value,
+        "took_s": took_s,
+    }
     results.setdefault(job, {}).setdefault("searches", []).append(found)
     keep(results)
 
 
 def keep(results: dict[str, Any]) -> None:
     """Write the results, with a description of the machine."""
-    described = {"machine": machine(), "versions": versions(), "repeats": REPEATS, "repeat_s": REPEAT_S, "words": JOBS}
+    described = {
+        "machine": machine(),
+        "versions": versions(),
+        "repeats": REPEATS,
+        "repeat_s": REPEAT_S,
+        "words": JOBS,
+    }
     RESULT.write_text(json.dumps({**results, "measured with": described}, indent=1) + "\n")
 
 
 def report(results: dict[str, Any]) -> None:
-    """Compare each search with the grid: its choice against the best, both as the grid measured them, and its time."""
+    """Compare each search with the grid: its choice against the best, both as the grid measured
+    them, and its time.
+    """
     for job in JOBS:
-        rates = {row["width"]: Outcome(tuple(row["rates"])).rate for row in results.get(job, {}).get("grid", ())}
+        rates = {
+            row["width"]: Outcome(tuple(row["rates"])).rate
+            for row in results.get(job, {}).get("grid", ())
+        }
         grid_s = sum(row["took_s"] for row in results.get(job, {}).get("grid", ()))
         for found in results.get(job, {}).get("searches", ()) if rates else ():
             took_s = found["took_s"]

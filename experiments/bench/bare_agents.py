@@ -1,15 +1,17 @@
 """Worker: IPPO and MAPPO as bare loops over JaxMARL's environments, in one file.
 
-Hyper-parameters and sizes are JaxMARL's published ones (github.com/FLAIROx/JaxMARL, ``baselines``: ``ippo_ff_mpe``,
-``mappo_homogenous_rnn_mpe`` and ``mappo_homogenous_rnn_smax``), and so is the method: environments that reset
-themselves in every step, values computed during sampling, a value for every agent. The code was written for this
-comparison.
+Hyper-parameters and sizes are JaxMARL's published ones (github.com/FLAIROx/JaxMARL, ``baselines``:
+``ippo_ff_mpe``, ``mappo_homogenous_rnn_mpe`` and ``mappo_homogenous_rnn_smax``), and so is the
+method: environments that reset themselves in every step, values computed during sampling, a value
+for every agent. The code was written for this comparison.
 
-``python bare_agents.py rate <row> [all]``: a repeat is one iteration of 128 steps in every environment, after the
-first; ``all`` leaves out the layer before the memory, which our network does not have.
+``python bare_agents.py rate <row> [all]``: a repeat is one iteration of 128 steps in every
+environment, after the first; ``all`` leaves out the layer before the memory, which our network does
+not have.
 
-``python bare_agents.py solve <row> <steps> <seeds> <evaluations>``: whole runs, one seed after another. Prints steps,
-each seed's greedy return (SMAX: share of battles won) and seconds at every evaluation.
+``python bare_agents.py solve <row> <steps> <seeds> <evaluations>``: whole runs, one seed after
+another. Prints steps, each seed's greedy return (SMAX: share of battles won) and seconds at every
+evaluation.
 """
 
 import sys
@@ -21,7 +23,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from bare_setup import EPOCHS, MINIBATCHES, NUM_STEPS, ROWS, Seen, Setup, begin, by_name, flat, make, run, run_once, see
+from bare_setup import (
+    EPOCHS,
+    MINIBATCHES,
+    NUM_STEPS,
+    ROWS,
+    Seen,
+    Setup,
+    begin,
+    by_name,
+    flat,
+    make,
+    run,
+    run_once,
+    see,
+)
 from worker import say, serve
 
 DISCOUNT, GAE_LAMBDA, CLIP, VALUE_COEF = 0.99, 0.95, 0.2, 0.5
@@ -69,7 +85,9 @@ def act(setup: Setup, loop: Loop, _: None) -> tuple[Loop, Step]:
     action = jax.random.categorical(act_key, log_probs)
     log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
     keys = jax.random.split(step_key, setup.row.num_envs)
-    obs, worlds, reward, done, _ = jax.vmap(setup.world.step)(keys, loop.worlds, by_name(setup, action))
+    obs, worlds, reward, done, _ = jax.vmap(setup.world.step)(
+        keys, loop.worlds, by_name(setup, action)
+    )
     over = jnp.tile(done["__all__"], len(setup.names))
     seen = see(setup, obs, worlds, flat(setup, done) | over)
     step = Step(loop.seen, action, log_prob, value, flat(setup, reward), over)
@@ -94,19 +112,27 @@ def loss(params: Any, setup: Setup, memory: tuple, steps: Step, advantage: jax.A
     target = advantage + steps.value
     near = steps.value + jnp.clip(value - steps.value, -CLIP, CLIP)
     value_loss = 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(near - target)))
-    ratio = jnp.exp(jnp.take_along_axis(log_probs, steps.action[..., None], axis=-1)[..., 0] - steps.log_prob)
+    ratio = jnp.exp(
+        jnp.take_along_axis(log_probs, steps.action[..., None], axis=-1)[..., 0] - steps.log_prob
+    )
     scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     gain = jnp.mean(jnp.minimum(ratio * scaled, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * scaled))
     entropy = -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
     return VALUE_COEF * value_loss - gain - setup.row.entropy_coef * entropy
 
 
-def minibatches(setup: Setup, key: jax.Array, memory: tuple, steps: Step, advantage: jax.Array) -> tuple:
-    """Split into sequences of agents for a memory, else into single steps, ``[MINIBATCHES, L, N', ...]``."""
+def minibatches(
+    setup: Setup, key: jax.Array, memory: tuple, steps: Step, advantage: jax.Array
+) -> tuple:
+    """Split into sequences of agents for a memory, else into single steps,
+    ``[MINIBATCHES, L, N', ...]``.
+    """
     batch = (jax.tree.map(lambda x: x[None], memory), steps, advantage)
     if not setup.row.central:
         none = jnp.zeros((1, advantage.size))
-        batch = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), ((none, none), steps, advantage))
+        batch = jax.tree.map(
+            lambda x: x.reshape(1, -1, *x.shape[2:]), ((none, none), steps, advantage)
+        )
     order = jax.random.permutation(key, batch[2].shape[1])
 
     def parts(x: jax.Array) -> jax.Array:
@@ -139,8 +165,8 @@ def iteration(setup: Setup, loop: Loop) -> Loop:
 
 @partial(jax.jit, static_argnums=0)
 def evaluate(setup: Setup, params: Any, key: jax.Array) -> jax.Array:
-    """Compute the team's mean greedy return (SMAX: share of battles won) in the first episode of `EPISODES`
-    environments.
+    """Compute the team's mean greedy return (SMAX: share of battles won) in the first episode of
+    `EPISODES` environments.
     """
     num_agents = len(setup.names)
 
@@ -152,7 +178,9 @@ def evaluate(setup: Setup, params: Any, key: jax.Array) -> jax.Array:
         worlds, seen, memory, going, total = carry
         log_probs, _, memory = run_once(setup, params, memory, seen)
         actions = by_name(setup, jnp.argmax(log_probs, axis=-1))
-        obs, worlds, reward, done, _ = jax.vmap(setup.world.step_env)(jax.random.split(key, EPISODES), worlds, actions)
+        obs, worlds, reward, done, _ = jax.vmap(setup.world.step_env)(
+            jax.random.split(key, EPISODES), worlds, actions
+        )
         paid = flat(setup, reward).reshape(num_agents, -1).sum(axis=0)
         gain = won(worlds) & done["__all__"] if setup.smax else paid
         seen = see(setup, obs, worlds, flat(setup, done))
@@ -175,7 +203,11 @@ def rate(name: str, embeds: str = "") -> None:
         since = time.perf_counter()
         loop = jax.block_until_ready(iteration(setup, loop))
         seconds = time.perf_counter() - since
-        return {"seconds": seconds, "steps": NUM_STEPS * setup.row.num_envs, "updates": EPOCHS * MINIBATCHES}
+        return {
+            "seconds": seconds,
+            "steps": NUM_STEPS * setup.row.num_envs,
+            "updates": EPOCHS * MINIBATCHES,
+        }
 
     serve(repeat, first_s=first_s)
 
@@ -189,7 +221,10 @@ def solve(name: str, steps: str, seeds: str, evaluations: str) -> None:
     at = np.unique(np.linspace(0, iterations, int(evaluations) + 1).astype(int)[1:])
     curve = {int(number): ([], 0.0) for number in at}
     for seed in range(int(seeds)):
-        begun, loop = time.perf_counter(), jax.jit(init, static_argnums=0)(setup, jax.random.key(seed))
+        begun, loop = (
+            time.perf_counter(),
+            jax.jit(init, static_argnums=0)(setup, jax.random.key(seed)),
+        )
         for number in range(1, iterations + 1):
             loop = iteration(setup, loop)
             if number not in curve:
@@ -197,7 +232,9 @@ def solve(name: str, steps: str, seeds: str, evaluations: str) -> None:
             value = float(evaluate(setup, loop.params, jax.random.key(10_000 + number)))
             values, seconds = curve[number]
             curve[number] = [*values, value], seconds + time.perf_counter() - begun
-            print(name, seed, number * per_iteration, value, flush=True)  # to standard error: see `worker`
+            print(
+                name, seed, number * per_iteration, value, flush=True
+            )  # to standard error: see `worker`
     points = [(number * per_iteration, *point) for number, point in curve.items()]
     say({"curve": points, "seconds": time.perf_counter() - since})
 

@@ -40,12 +40,16 @@ def adam(params: Any, state: Any, grads: Any, rate: float) -> tuple[Any, Any]:
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
     second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, grads)
     scale = jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
-    params = jax.tree.map(lambda p, m, v: p - rate * scale * m / (jnp.sqrt(v) + 1e-8), params, first, second)
+    params = jax.tree.map(
+        lambda p, m, v: p - rate * scale * m / (jnp.sqrt(v) + 1e-8), params, first, second
+    )
     return params, (first, second, count)
 
 
 def squashed(outputs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sample a tanh-squashed Gaussian ``[..., 2 A]``: action ``[..., A]``, raw action, log-density ``[...]``."""
+    """Sample a tanh-squashed Gaussian ``[..., 2 A]``: action ``[..., A]``, raw action, log-density
+    ``[...]``.
+    """
     mean, log_std = jnp.split(outputs, 2, -1)
     raw = mean + jnp.exp(jnp.clip(log_std, -5, 2)) * jax.random.normal(key, mean.shape)
     return jnp.tanh(raw), raw, squashed_density(outputs, raw)

@@ -1,8 +1,10 @@
-"""The fixed program that is compared with our PPO: ``python bare_ppo.py halfcheetah|cartpole`` (see `gate`).
+"""The fixed program that is compared with our PPO: ``python bare_ppo.py halfcheetah|cartpole`` (see
+`gate`).
 
-One jitted loop in plain JAX, on the environment's original package: a rollout, advantages, epochs over minibatches in
-time order. Networks, minibatches, epochs and steps match the rows in `ours`. Environments are sharded over two devices,
-and the compiler shards the rest. Its returns do not matter. The program must not change.
+One jitted loop in plain JAX, on the environment's original package: a rollout, advantages, epochs
+over minibatches in time order. Networks, minibatches, epochs and steps match the rows in `ours`.
+Environments are sharded over two devices, and the compiler shards the rest. Its returns do not
+matter. The program must not change.
 """
 
 import functools
@@ -19,8 +21,9 @@ from worker import serve
 
 
 class World(NamedTuple):
-    """One environment: ``reset(key) -> state``; ``step(key, state, action) -> state, reward, done``; ``obs(state) ->
-    [O]``; ``act_size`` actions, ``discrete`` or in (-1, 1).
+    """One environment: ``reset(key) -> state``;
+    ``step(key, state, action) -> state, reward, done``; ``obs(state) -> [O]``; ``act_size``
+    actions, ``discrete`` or in (-1, 1).
     """
 
     reset: Callable
@@ -54,7 +57,9 @@ def halfcheetah() -> World:
         first, now = state
         now = env.step(now, action)
         done = now.done > 0
-        begun = jax.tree.map(lambda a, b: jnp.where(done, a, b), first.pipeline_state, now.pipeline_state)
+        begun = jax.tree.map(
+            lambda a, b: jnp.where(done, a, b), first.pipeline_state, now.pipeline_state
+        )
         info = {**now.info, "steps": jnp.where(done, 0.0, now.info["steps"])}
         obs, never = jnp.where(done, first.obs, now.obs), jnp.zeros_like(now.done)
         after = now.replace(pipeline_state=begun, obs=obs, done=never, info=info)
@@ -64,7 +69,9 @@ def halfcheetah() -> World:
         first = env.reset(key)
         return first, first
 
-    return World(reset, step, lambda state: state[1].obs, env.observation_size, env.action_size, False)
+    return World(
+        reset, step, lambda state: state[1].obs, env.observation_size, env.action_size, False
+    )
 
 
 def cartpole() -> World:
@@ -90,7 +97,9 @@ WORLDS = {
 }
 
 
-def choose(world: World, outputs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def choose(
+    world: World, outputs: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return action, raw action and log-density."""
     if not world.discrete:
         return squashed(outputs, key)
@@ -119,7 +128,9 @@ def advantages(reward: jax.Array, done: jax.Array, value: jax.Array, last: jax.A
 
 
 def make_loss(world: World, at: Settings) -> Callable[[Any, Any], jax.Array]:
-    """Compute PPO's loss of a minibatch (observation, raw action, old log-density, advantage, target)."""
+    """Compute PPO's loss of a minibatch (observation, raw action, old log-density, advantage,
+    target).
+    """
 
     def loss(params: Any, batch: Any) -> jax.Array:
         obs, raw, old, advantage, target = batch
@@ -141,7 +152,9 @@ def make_tick(world: World, at: Settings) -> Callable[[Any, jax.Array], tuple[An
         key_act, key_env = jax.random.split(key)
         obs = jax.vmap(world.obs)(envs)
         action, raw, log_prob = choose(world, mlp(params["policy"], obs, at.activation), key_act)
-        envs, reward, done = jax.vmap(world.step)(jax.random.split(key_env, at.num_envs), envs, action)
+        envs, reward, done = jax.vmap(world.step)(
+            jax.random.split(key_env, at.num_envs), envs, action
+        )
         return (params, envs), (obs, raw, log_prob, reward, done)
 
     loss = make_loss(world, at)
@@ -161,7 +174,8 @@ def make_tick(world: World, at: Settings) -> Callable[[Any, jax.Array], tuple[An
         scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         rows = at.rollout_length // at.num_minibatches
         batches = jax.tree.map(
-            lambda x: x.reshape(at.num_minibatches, rows, *x.shape[1:]), (obs, raw, old, scaled, advantage + value)
+            lambda x: x.reshape(at.num_minibatches, rows, *x.shape[1:]),
+            (obs, raw, old, scaled, advantage + value),
         )
         epochs = lambda carry, _: jax.lax.scan(update, carry, batches)  # noqa: E731
         (params, state), _ = jax.lax.scan(epochs, (params, state), None, at.num_epochs)
@@ -184,7 +198,9 @@ def main(name: str) -> None:
         "value": make_mlp(keys[1], world.obs_size, *at.value, 1),
     }
     learned = jax.device_put((params, make_adam(params)), whole)
-    envs = jax.jit(jax.vmap(world.reset), out_shardings=spread)(jax.random.split(keys[2], at.num_envs))
+    envs = jax.jit(jax.vmap(world.reset), out_shardings=spread)(
+        jax.random.split(keys[2], at.num_envs)
+    )
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=((whole, whole, spread), whole))
     def run(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:

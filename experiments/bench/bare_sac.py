@@ -1,8 +1,9 @@
-"""The fixed program that is compared with our SAC: ``python bare_sac.py halfcheetah|HalfCheetah-v5`` (see `gate`).
+"""The fixed program that is compared with our SAC:
+``python bare_sac.py halfcheetah|HalfCheetah-v5`` (see `gate`).
 
-Plain JAX: a step in every environment, then updates. Number of updates, batch size and buffer size match the rows of
-`ours` and `ours_host`. brax's environment is in the same program; Gymnasium's are stepped in a loop. Its returns do not
-matter. The program must not change.
+Plain JAX: a step in every environment, then updates. Number of updates, batch size and buffer size
+match the rows of `ours` and `ours_host`. brax's environment is in the same program; Gymnasium's are
+stepped in a loop. Its returns do not matter. The program must not change.
 """
 
 import sys
@@ -36,7 +37,11 @@ def make_learned(key: jax.Array) -> Any:
     """Networks of 256 x 256, the target networks and the temperature, and the optimizers' states."""
     keys = jax.random.split(key, 3)
     critics = [make_mlp(k, OBS + ACT, 256, 256, 1) for k in keys[:2]]
-    params = {"critic": critics, "actor": make_mlp(keys[2], OBS, 256, 256, 2 * ACT), "log_alpha": jnp.zeros(())}
+    params = {
+        "critic": critics,
+        "actor": make_mlp(keys[2], OBS, 256, 256, 2 * ACT),
+        "log_alpha": jnp.zeros(()),
+    }
     return params, jax.tree.map(jnp.copy, critics), make_adam(params)
 
 
@@ -48,13 +53,19 @@ def q_values(critics: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
 
 def loss(params: Any, target: Any, batch: jax.Array, key: jax.Array) -> jax.Array:
     """Compute the sum of the three losses; each has gradients in its networks only."""
-    obs, following, action = batch[:, :OBS], batch[:, OBS : 2 * OBS], batch[:, 2 * OBS : 2 * OBS + ACT]
+    obs, following, action = (
+        batch[:, :OBS],
+        batch[:, OBS : 2 * OBS],
+        batch[:, 2 * OBS : 2 * OBS + ACT],
+    )
     reward, goes_on = batch[:, -2], batch[:, -1]
     held = jax.lax.stop_gradient(params)
     alpha, (key_next, key_now) = jnp.exp(held["log_alpha"]), jax.random.split(key)
     next_action, _, next_log_prob = squashed(mlp(held["actor"], following, jax.nn.relu), key_next)
     soft = q_values(target, following, next_action).min(0) - alpha * next_log_prob
-    critic = ((q_values(params["critic"], obs, action) - (reward + 0.99 * goes_on * soft)) ** 2).mean()
+    critic = (
+        (q_values(params["critic"], obs, action) - (reward + 0.99 * goes_on * soft)) ** 2
+    ).mean()
     now_action, _, log_prob = squashed(mlp(params["actor"], obs, jax.nn.relu), key_now)
     actor = (alpha * log_prob - q_values(held["critic"], obs, now_action).min(0)).mean()
     temperature = -(params["log_alpha"] * (jax.lax.stop_gradient(log_prob) - 0.5 * ACT)).mean()
@@ -69,8 +80,12 @@ def make_updates(at: Settings) -> Callable[..., Any]:
             params, target, state = learned
             key_batch, key_loss = jax.random.split(key)
             batch = buffer[jax.random.randint(key_batch, (at.batch_size,), 0, filled)]
-            params, state = adam(params, state, jax.grad(loss)(params, target, batch, key_loss), 3e-4)
-            target = jax.tree.map(lambda old, new: old + 0.005 * (new - old), target, params["critic"])
+            params, state = adam(
+                params, state, jax.grad(loss)(params, target, batch, key_loss), 3e-4
+            )
+            target = jax.tree.map(
+                lambda old, new: old + 0.005 * (new - old), target, params["critic"]
+            )
             return (params, target, state), None
 
         return jax.lax.scan(update, learned, jax.random.split(key, at.updates))[0]
@@ -92,13 +107,18 @@ def compiled_world(at: Settings) -> Callable[[], jax.Array]:
         key_act, key_env, key_update = jax.random.split(key, 3)
         obs = jax.vmap(world.obs)(envs)
         action = squashed(mlp(learned[0]["actor"], obs, jax.nn.relu), key_act)[0]
-        envs, reward, done = jax.vmap(world.step)(jax.random.split(key_env, at.num_envs), envs, action)
+        envs, reward, done = jax.vmap(world.step)(
+            jax.random.split(key_env, at.num_envs), envs, action
+        )
         new = rows(obs, jax.vmap(world.obs)(envs), action, reward, done, jnp)
         buffer = jax.lax.dynamic_update_slice(buffer, new, (filled % ROWS, 0))
         filled = filled + at.num_envs
         return (updates(learned, buffer, filled, key_update), envs, buffer, filled), reward.mean()
 
-    run = jax.jit(lambda state, key: jax.lax.scan(tick, state, jax.random.split(key, at.ticks)), donate_argnums=0)
+    run = jax.jit(
+        lambda state, key: jax.lax.scan(tick, state, jax.random.split(key, at.ticks)),
+        donate_argnums=0,
+    )
     key_learned, key_envs = jax.random.split(jax.random.key(0))
     envs = jax.jit(jax.vmap(world.reset))(jax.random.split(key_envs, at.num_envs))
     buffer = jnp.zeros((ROWS, 2 * OBS + ACT + 2))
@@ -114,7 +134,9 @@ def compiled_world(at: Settings) -> Callable[[], jax.Array]:
 
 
 def host_world(at: Settings) -> Callable[[], jax.Array]:
-    """Build a repeat on Gymnasium: a loop over environments, one program that acts and one that updates."""
+    """Build a repeat on Gymnasium: a loop over environments, one program that acts and one that
+    updates.
+    """
     import gymnasium
 
     envs = [gymnasium.make("HalfCheetah-v5") for _ in range(at.num_envs)]
@@ -122,7 +144,9 @@ def host_world(at: Settings) -> Callable[[], jax.Array]:
     act = jax.jit(lambda actor, obs, key: squashed(mlp(actor, obs, jax.nn.relu), key)[0])
     updates = make_updates(at)
 
-    def learn(learned: Any, buffer: jax.Array, new: jax.Array, filled: jax.Array, key: jax.Array) -> Any:
+    def learn(
+        learned: Any, buffer: jax.Array, new: jax.Array, filled: jax.Array, key: jax.Array
+    ) -> Any:
         buffer = jax.lax.dynamic_update_slice(buffer, new, (filled % ROWS, 0))
         return updates(learned, buffer, filled + at.num_envs, key), buffer
 
@@ -139,11 +163,25 @@ def host_world(at: Settings) -> Callable[[], jax.Array]:
             stepped = [env.step(one) for env, one in zip(envs, action, strict=True)]
             following = np.stack([one[0] for one in stepped]).astype(np.float32)
             reward = np.array([one[1] for one in stepped], np.float32)
-            new = rows(obs, following, action, reward, np.array([one[2] for one in stepped], np.float32), np)
+            new = rows(
+                obs,
+                following,
+                action,
+                reward,
+                np.array([one[2] for one in stepped], np.float32),
+                np,
+            )
             learned, buffer = learn(learned, buffer, new, count * at.num_envs, keys[1])
             over = [one[2] or one[3] for one in stepped]
-            fresh = (env.reset()[0] if ended else row for env, ended, row in zip(envs, over, following, strict=True))
-            obs, count, total = np.stack(list(fresh)).astype(np.float32), count + 1, total + reward.mean()
+            fresh = (
+                env.reset()[0] if ended else row
+                for env, ended, row in zip(envs, over, following, strict=True)
+            )
+            obs, count, total = (
+                np.stack(list(fresh)).astype(np.float32),
+                count + 1,
+                total + reward.mean(),
+            )
         jax.block_until_ready(learned)
         return jnp.asarray(total)
 

@@ -38,10 +38,14 @@ class Dense(nn.Module):
     last_scale: float
 
     @nn.compact
-    def __call__(self, memory: jax.Array, x: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, memory: jax.Array, x: jax.Array, first: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         for _ in range(2):
             x = nn.tanh(nn.Dense(64, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
-        return nn.Dense(self.out, kernel_init=nn.initializers.orthogonal(self.last_scale))(x), memory
+        return nn.Dense(self.out, kernel_init=nn.initializers.orthogonal(self.last_scale))(
+            x
+        ), memory
 
 
 class Recurrent(nn.Module):
@@ -52,7 +56,9 @@ class Recurrent(nn.Module):
     embeds: bool = True
 
     @nn.compact
-    def __call__(self, memory: jax.Array, x: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, memory: jax.Array, x: jax.Array, first: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         if self.embeds:
             x = nn.relu(nn.Dense(128, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
 
@@ -64,7 +70,9 @@ class Recurrent(nn.Module):
         scan = nn.scan(remember, variable_broadcast="params", split_rngs={"params": False})
         memory, x = scan(nn.GRUCell(128), memory, (x, first))
         x = nn.relu(nn.Dense(128, kernel_init=nn.initializers.orthogonal(2.0))(x))
-        return nn.Dense(self.out, kernel_init=nn.initializers.orthogonal(self.last_scale))(x), memory
+        return nn.Dense(self.out, kernel_init=nn.initializers.orthogonal(self.last_scale))(
+            x
+        ), memory
 
 
 class Seen(NamedTuple):
@@ -102,9 +110,17 @@ def make(row: Row, iterations: int, *, embeds: bool = True) -> Setup:
     network = partial(Recurrent, embeds=embeds) if row.central else Dense
     falling = optax.linear_schedule(row.learning_rate, 0.0, iterations * EPOCHS * MINIBATCHES)
     adam = optax.chain(optax.clip_by_global_norm(row.max_grad_norm), optax.adam(falling, eps=1e-5))
-    apart = optax.multi_transform({"policy": adam, "critic": adam}, {"policy": "policy", "critic": "critic"})
+    apart = optax.multi_transform(
+        {"policy": adam, "critic": adam}, {"policy": "policy", "critic": "critic"}
+    )
     return Setup(
-        row, world, names, num_actions, network(num_actions, 0.01), network(1, 1.0), apart if row.central else adam
+        row,
+        world,
+        names,
+        num_actions,
+        network(num_actions, 0.01),
+        network(1, 1.0),
+        apart if row.central else adam,
     )
 
 
@@ -145,7 +161,9 @@ def run(setup: Setup, params: Any, memory: tuple, seen: Seen) -> tuple[jax.Array
     return jax.nn.log_softmax(jnp.where(seen.allowed, logits, -1e10)), value[..., 0], (own, central)
 
 
-def run_once(setup: Setup, params: Any, memory: tuple, seen: Seen) -> tuple[jax.Array, jax.Array, tuple]:
+def run_once(
+    setup: Setup, params: Any, memory: tuple, seen: Seen
+) -> tuple[jax.Array, jax.Array, tuple]:
     """Do the same as `run` for one step."""
     log_probs, value, memory = run(setup, params, memory, jax.tree.map(lambda x: x[None], seen))
     return log_probs[0], value[0], memory
@@ -155,4 +173,8 @@ def begin(setup: Setup, key: jax.Array, num_envs: int) -> tuple[Any, Seen, tuple
     """Reset the environments; return their states, observations and empty memories."""
     obs, worlds = jax.vmap(setup.world.reset)(jax.random.split(key, num_envs))
     rows = num_envs * len(setup.names)
-    return worlds, see(setup, obs, worlds, jnp.ones(rows, bool)), (jnp.zeros((rows, 128)), jnp.zeros((rows, 128)))
+    return (
+        worlds,
+        see(setup, obs, worlds, jnp.ones(rows, bool)),
+        (jnp.zeros((rows, 128)), jnp.zeros((rows, 128))),
+    )

@@ -1,8 +1,9 @@
 """The cost of checking for numbers that are not finite, and of a checkpoint.
 
-``python experiments/bench/check_cost.py [repeats]`` measures chunks of training with and without the checks in turn (A
-B A B). For the tuned SAC on halfcheetah, it also measures for how long a checkpoint blocks training (the copy) and for
-how long it is written in the background. The result is written to experiments/results/check_cost.json.
+``python experiments/bench/check_cost.py [repeats]`` measures chunks of training with and without
+the checks in turn (A B A B). For the tuned SAC on halfcheetah, it also measures for how long a
+checkpoint blocks training (the copy) and for how long it is written in the background. The result
+is written to experiments/results/check_cost.json.
 """
 
 import json
@@ -34,12 +35,19 @@ from jaxrl_fast.runtime.placements import fused
 from jaxrl_fast.training import checkpoints
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-JOBS = {"sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25), "ppo cartpole": (["env=cartpole", "algo=ppo"], 40)}
+JOBS = {
+    "sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25),
+    "ppo cartpole": (["env=cartpole", "algo=ppo"], 40),
+}
 """Words of the command, and ticks in a chunk."""
 
 
-def prepare(words: list[str], ticks: int, *, checked: bool) -> tuple[Callable[[], float], list[Any]]:
-    """Return a warm program and a list with its state; calling the program runs a chunk and returns its seconds."""
+def prepare(
+    words: list[str], ticks: int, *, checked: bool
+) -> tuple[Callable[[], float], list[Any]]:
+    """Return a warm program and a list with its state; calling the program runs a chunk and returns
+    its seconds.
+    """
     run = run_config.compose(words)
     env = jf.vectorize(envs.make(run.env, **run.env_options), num_envs=run.num_envs)
     algorithm = make_algorithm(run)
@@ -73,7 +81,9 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def checkpoint_cost(state: Any, repeats: int) -> dict[str, Any]:
-    """Return the seconds of the copy, for which training waits, and of the write, for which it does not."""
+    """Return the seconds of the copy, for which training waits, and of the write, for which it does
+    not.
+    """
     copies, writes, refills = [], [], ["experience"]
     content = {"settings": {}, "progress": {}, "score": None, "refills": refills, "left_out": False}
     with tempfile.TemporaryDirectory() as folder:
@@ -84,18 +94,30 @@ def checkpoint_cost(state: Any, repeats: int) -> dict[str, Any]:
             checkpoints.write(Path(folder), number, arrays, content)
             copies.append(copied - begin)
             writes.append(time.perf_counter() - copied)
-    return {"bytes": sum(checkpoints.sizes(state, refills)), "copy_s": spread(copies), "write_s": spread(writes)}
+    return {
+        "bytes": sum(checkpoints.sizes(state, refills)),
+        "copy_s": spread(copies),
+        "write_s": spread(writes),
+    }
 
 
 def main(repeats: int) -> None:
     """Run all jobs."""
     jf.setup(cpu_devices=1)
-    result: dict[str, Any] = {"command": f"python experiments/bench/check_cost.py {repeats}", "machine": machine()}
+    result: dict[str, Any] = {
+        "command": f"python experiments/bench/check_cost.py {repeats}",
+        "machine": machine(),
+    }
     result["versions"] = versions()
     for name, (words, ticks) in JOBS.items():
-        (checked, state), (bare, _) = (prepare(words, ticks, checked=checked) for checked in (True, False))
+        (checked, state), (bare, _) = (
+            prepare(words, ticks, checked=checked) for checked in (True, False)
+        )
         pairs = [(checked(), bare()) for _ in range(repeats)]
-        result[name] = {"cost of the checks": spread([a / b - 1 for a, b in pairs]), "pairs_s": pairs}
+        result[name] = {
+            "cost of the checks": spread([a / b - 1 for a, b in pairs]),
+            "pairs_s": pairs,
+        }
         print(name, result[name]["cost of the checks"], flush=True)
         if "sac" in name:
             result["checkpoint"] = checkpoint_cost(state[0], 9)

@@ -1,8 +1,10 @@
-"""The effect of XLA's options: each program with the default options, and with one option left out or added, in turn.
+"""The effect of XLA's options: each program with the default options, and with one option left out
+or added, in turn.
 
-``python experiments/bench/compiler_options.py [job ...] [rounds=5]`` (ten minutes, on an otherwise idle machine) times
-whole training. For fast-math, it times the environments' step alone, since fast-math is never applied to a learner. The
-result is written to experiments/results/compiler_options.json; figures of jobs that are not named stay. ``--page``
+``python experiments/bench/compiler_options.py [job ...] [rounds=5]`` (ten minutes, on an otherwise
+idle machine) times whole training. For fast-math, it times the environments' step alone, since
+fast-math is never applied to a learner. The result is written to
+experiments/results/compiler_options.json; figures of jobs that are not named stay. ``--page``
 writes only the table.
 """
 
@@ -38,7 +40,9 @@ LIBERTIES = " ".join(f"--{option}=false" for option in HONORED)
 
 
 class Way(NamedTuple):
-    """``flags``: additional flags of XLA; ``without``: names of `compiler_choices` whose options are left out."""
+    """``flags``: additional flags of XLA; ``without``: names of `compiler_choices` whose options
+    are left out.
+    """
 
     flags: str = ""
     without: str = ""
@@ -61,7 +65,11 @@ JOBS = {
     "the environments alone, brax halfcheetah": (
         "ppo_halfcheetah",
         "env",
-        {AS_IT_IS: Way(), "fast-math": Way(FAST), "fast-math, all liberties": Way(f"{FAST} {LIBERTIES}")},
+        {
+            AS_IT_IS: Way(),
+            "fast-math": Way(FAST),
+            "fast-math, all liberties": Way(f"{FAST} {LIBERTIES}"),
+        },
     ),
 }
 
@@ -83,7 +91,9 @@ def measure(row: str, what: str, ways: dict[str, Way], rounds: int) -> dict[str,
         for worker in workers.values():
             worker.process.kill()
             worker.process.wait()
-    ratios = {name: [a / b for a, b in zip(rates[name], rates[AS_IT_IS], strict=True)] for name in ways}
+    ratios = {
+        name: [a / b for a, b in zip(rates[name], rates[AS_IT_IS], strict=True)] for name in ways
+    }
     return {
         "steps_per_s": {name: spread(values) for name, values in rates.items()},
         "times_as_it_is": {name: spread(values) for name, values in ratios.items()},
@@ -96,20 +106,31 @@ def measure(row: str, what: str, ways: dict[str, Way], rounds: int) -> dict[str,
 
 
 def page(document: dict[str, Any]) -> str:
-    """Write the table. Compilations of one job run at the same time, so compare their seconds only with each other."""
-    lines = ["| program | options | steps/s, or ratio to the default | compilation, s |", "|---|---|---|---|"]
+    """Write the table. Compilations of one job run at the same time, so compare their seconds only
+    with each other.
+    """
+    lines = [
+        "| program | options | steps/s, or ratio to the default | compilation, s |",
+        "|---|---|---|---|",
+    ]
     for job, found in document.items():
         for name, ratio in found["times_as_it_is"].items():
             said = f"{ratio['median']:.2f} [{ratio['least']:.2f}, {ratio['most']:.2f}]"
             if name == AS_IT_IS:
                 said = f"{found['steps_per_s'][name]['median']:,.0f} steps/s"
-            lines.append(f"| {job} | {LABELS.get(name, name)} | {said} | {found['compile_s'][name]:.0f} |")
+            lines.append(
+                f"| {job} | {LABELS.get(name, name)} | {said} | {found['compile_s'][name]:.0f} |"
+            )
     return "\n".join(lines) + "\n"
 
 
 def main(words: list[str]) -> None:
     """Measure the requested jobs, store the figures, and write the table."""
-    given = [word for word in words if word.startswith("rounds=") and word[7:].isdigit() and int(word[7:])]
+    given = [
+        word
+        for word in words
+        if word.startswith("rounds=") and word[7:].isdigit() and int(word[7:])
+    ]
     unknown = [word for word in words if word not in (*JOBS, *given, "--page")]
     if unknown:
         print(f"{unknown[0]}: write one of {'; '.join(JOBS)}; rounds=5; --page", file=sys.stderr)

@@ -1,9 +1,11 @@
-"""Craftax-Classic by PPO, steps per second in training: ours and Rejax in turns, with the same settings.
+"""Craftax-Classic by PPO, steps per second in training: ours and Rejax in turns, with the same
+settings.
 
-``python experiments/bench/craftax_speed.py`` measures on both cores, prints both sides and their ratio, and writes
-them. A repeat is four iterations of 64 environments x 64 steps, four epochs of eight minibatches, three layers of 512
-units for policy and value (Craftax_Baselines' settings, as in ``peer_suites.py``), without evaluations. It needs the
-environment of ``make suites``, and ``.venv-peers`` (or ``BENCH_PEERS``) with ``craftax``. Run nothing else meanwhile.
+``python experiments/bench/craftax_speed.py`` measures on both cores, prints both sides and their
+ratio, and writes them. A repeat is four iterations of 64 environments x 64 steps, four epochs of
+eight minibatches, three layers of 512 units for policy and value (Craftax_Baselines' settings, as
+in ``peer_suites.py``), without evaluations. It needs the environment of ``make suites``, and
+``.venv-peers`` (or ``BENCH_PEERS``) with ``craftax``. Run nothing else meanwhile.
 """
 
 import json
@@ -51,7 +53,9 @@ def serve_scan(state: Any, iteration: Any) -> None:
     import jax
     from worker import serve
 
-    many = jax.jit(lambda state: jax.lax.scan(lambda s, _: (iteration(s), None), state, None, ITERATIONS)[0])
+    many = jax.jit(
+        lambda state: jax.lax.scan(lambda s, _: (iteration(s), None), state, None, ITERATIONS)[0]
+    )
     began = time.perf_counter()
     run = many.lower(state).compile()
     compile_s = time.perf_counter() - began
@@ -71,13 +75,26 @@ def main() -> None:
     from describe import commit, machine, versions
     from run import Worker
 
-    sides = {"ours": Worker(sys.executable, __file__, "ours"), "rejax": Worker(str(PEERS), __file__, "theirs")}
-    made: dict[str, Any] = {name: side.read()["ready"] | {"steps_per_s": []} for name, side in sides.items()}
+    sides = {
+        "ours": Worker(sys.executable, __file__, "ours"),
+        "rejax": Worker(str(PEERS), __file__, "theirs"),
+    }
+    made: dict[str, Any] = {
+        name: side.read()["ready"] | {"steps_per_s": []} for name, side in sides.items()
+    }
     for _ in range(REPEATS):
         for name, side in sides.items():
             made[name]["steps_per_s"].append(side.repeat()["steps_per_s"])
-    ratios = [a / b for a, b in zip(made["ours"]["steps_per_s"], made["rejax"]["steps_per_s"], strict=True)]
-    about = {"machine": machine(), "versions": versions(), "peer_versions": versions(PEERS), "commit": commit()}
+    ratios = [
+        a / b
+        for a, b in zip(made["ours"]["steps_per_s"], made["rejax"]["steps_per_s"], strict=True)
+    ]
+    about = {
+        "machine": machine(),
+        "versions": versions(),
+        "peer_versions": versions(PEERS),
+        "commit": commit(),
+    }
     RESULT.write_text(json.dumps({**made, "ratios": ratios, **about}, indent=1) + "\n")
     for name, values in (*((name, made[name]["steps_per_s"]) for name in sides), ("ratio", ratios)):
         print(f"{name}: {statistics.median(values):,.2f} [{min(values):,.2f}, {max(values):,.2f}]")

@@ -1,9 +1,12 @@
-"""The table of the MSRL paper: PPO and SAC under every placement, on a light and a heavy environment.
+"""The table of the MSRL paper: PPO and SAC under every placement, on a light and a heavy
+environment.
 
-``python experiments/bench/distribution.py [algo-env ...]`` needs an otherwise idle machine. Placements of one algorithm
-and environment are measured in turn in one process, so that ratios compare neighbours in time: rates, bytes that cross
-devices in a tick, the share of the time in which a device was idle, and the used share of the machine. The result is
-written to experiments/results/distribution.json, with a timeline of the two-device placements as distribution.png.
+``python experiments/bench/distribution.py [algo-env ...]`` needs an otherwise idle machine.
+Placements of one algorithm and environment are measured in turn in one process, so that ratios
+compare neighbours in time: rates, bytes that cross devices in a tick, the share of the time in
+which a device was idle, and the used share of the machine. The result is written to
+experiments/results/distribution.json, with a timeline of the two-device placements as
+distribution.png.
 """
 
 import json
@@ -35,7 +38,12 @@ RESULTS = Path(__file__).parent.parent / "results"
 REPEATS = 5
 JOBS = {"ppo-pendulum": 2, "sac-pendulum": 100, "ppo-halfcheetah": 1, "sac-halfcheetah": 4}
 """Algorithm and environment, and ticks in a repeat."""
-HOST_JOBS = {"ppo-Pendulum-v1": 2, "sac-Pendulum-v1": 20, "ppo-HalfCheetah-v5": 1, "sac-HalfCheetah-v5": 4}
+HOST_JOBS = {
+    "ppo-Pendulum-v1": 2,
+    "sac-Pendulum-v1": 20,
+    "ppo-HalfCheetah-v5": 1,
+    "sac-HalfCheetah-v5": 4,
+}
 
 
 class Case(NamedTuple):
@@ -74,8 +82,8 @@ HOST_CASES = (
 
 
 class Ready(NamedTuple):
-    """A warm program: ``repeat() -> (wall_s, cpu_s)`` of one chunk, ``trace()`` its timeline, and the bytes that
-    cross devices.
+    """A warm program: ``repeat() -> (wall_s, cpu_s)`` of one chunk, ``trace()`` its timeline, and
+    the bytes that cross devices.
     """
 
     repeat: Callable[[], tuple[float, float]]
@@ -86,7 +94,9 @@ class Ready(NamedTuple):
 def make_ready(env: Any, algorithm: jf.Algorithm, case: Case, ticks: int) -> Ready:
     """Compile and warm up one case."""
     graph, agent = build_graph(
-        env, algorithm, GraphOptions(overlap=case.overlap, learners=case.learners, total_steps=10**9)
+        env,
+        algorithm,
+        GraphOptions(overlap=case.overlap, learners=case.learners, total_steps=10**9),
     )  # type: ignore[arg-type]
     placed = PLACEMENTS[case.placement](graph, jax.devices())
     program = programs.compile(graph, placed, ticks)
@@ -115,12 +125,18 @@ def make_ready(env: Any, algorithm: jf.Algorithm, case: Case, ticks: int) -> Rea
         return timeline
 
     return Ready(
-        repeat, trace, sum(c for c in crossing if c is not None) if any(c is not None for c in crossing) else None
+        repeat,
+        trace,
+        sum(c for c in crossing if c is not None) if any(c is not None for c in crossing) else None,
     )
 
 
-def measure(env: Any, algorithm: jf.Algorithm, cases: tuple[Case, ...], ticks: int) -> list[dict[str, Any]]:
-    """Measure every case, in turn, ``REPEATS`` times; speeds are relative to the first case of the same round."""
+def measure(
+    env: Any, algorithm: jf.Algorithm, cases: tuple[Case, ...], ticks: int
+) -> list[dict[str, Any]]:
+    """Measure every case, in turn, ``REPEATS`` times; speeds are relative to the first case of the
+    same round.
+    """
     agent = bind(algorithm, env.spec, env.num_envs)
     ready = {case: make_ready(env, algorithm, case, ticks) for case in cases}
     rounds = [{case: one.repeat() for case, one in ready.items()} for _ in range(REPEATS)]
@@ -175,8 +191,14 @@ def main() -> None:
     for job in wanted:
         algo, _, name = job.partition("-")
         if job in HOST_JOBS:
-            run = run_config.compose(["env=gymnasium", f"env.id={name}", f"algo={algo}", *host_settings(algo)])
-            env, cases, ticks = jf.make_env("gymnasium", id=name, num_envs=run.num_envs), HOST_CASES, HOST_JOBS[job]
+            run = run_config.compose(
+                ["env=gymnasium", f"env.id={name}", f"algo={algo}", *host_settings(algo)]
+            )
+            env, cases, ticks = (
+                jf.make_env("gymnasium", id=name, num_envs=run.num_envs),
+                HOST_CASES,
+                HOST_JOBS[job],
+            )
         else:
             run = run_config.compose([f"env={name}", f"algo={algo}"])
             env, cases, ticks = jf.make_env(name, num_envs=run.num_envs), CASES, JOBS[job]
@@ -192,19 +214,37 @@ def main() -> None:
 def host_settings(algo: str) -> list[str]:
     """Return sizes for a host environment: PPO as in its Gymnasium papers, SAC one update a step."""
     if algo == "ppo":
-        return ["num_envs=16", "algo.rollout_length=128", "algo.num_epochs=4", "algo.num_minibatches=4"]
-    return ["num_envs=16", "algo.updates_per_tick=16", "algo.batch_size=256", "algo.warmup_steps=1_000"]
+        return [
+            "num_envs=16",
+            "algo.rollout_length=128",
+            "algo.num_epochs=4",
+            "algo.num_minibatches=4",
+        ]
+    return [
+        "num_envs=16",
+        "algo.updates_per_tick=16",
+        "algo.batch_size=256",
+        "algo.warmup_steps=1_000",
+    ]
 
 
 def draw(jobs: dict[str, Any]) -> None:
-    """Plot the programs on the two devices over time: two ticks of the first tenth of a second or more."""
+    """Plot the programs on the two devices over time: two ticks of the first tenth of a second or
+    more.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    wanted = [("sac-halfcheetah", Case("actor_critic")), ("sac-halfcheetah", Case("actor_critic", "actor_critic"))]
-    wanted += [("ppo-halfcheetah", Case("sampler_learner")), ("ppo-halfcheetah", Case("sampler_learner", "sampling"))]
+    wanted = [
+        ("sac-halfcheetah", Case("actor_critic")),
+        ("sac-halfcheetah", Case("actor_critic", "actor_critic")),
+    ]
+    wanted += [
+        ("ppo-halfcheetah", Case("sampler_learner")),
+        ("ppo-halfcheetah", Case("sampler_learner", "sampling")),
+    ]
     found = [
         (job, row)
         for job, case in wanted
@@ -214,7 +254,9 @@ def draw(jobs: dict[str, Any]) -> None:
     if not found:
         return
     known = sorted({span["segment"] for _, row in found for span in row["spans"]})
-    figure, axes = plt.subplots(len(found), 1, figsize=(10, 1.9 * len(found)), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        len(found), 1, figsize=(10, 1.9 * len(found)), layout="constrained", squeeze=False
+    )
     for (job, row), plot in zip(found, axes[:, 0], strict=True):
         names = sorted({span["segment"] for span in row["spans"]})
         devices = sorted({device for span in row["spans"] for device in span["devices"]})

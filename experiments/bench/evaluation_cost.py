@@ -1,11 +1,13 @@
-"""The cost of evaluation: during training, and between its chunks, against the same run without evaluation.
+"""The cost of evaluation: during training, and between its chunks, against the same run without
+evaluation.
 
-``python experiments/bench/evaluation_cost.py [pairs [job ...]]`` runs each job in all three ways in turn, ``pairs``
-times (default 3), after one run that fills the cache of compiled programs. The whole jobs (8 minutes a run) must be
-named; before them, the beginning of one run and a short run fill the cache. The run reports the seconds: of training
-until the last update, and of the whole command, with the last evaluation, the evaluation of the best policy, and
-pictures. The run without evaluation is the command with two functions left out, for which there is no option. The
-result is written to experiments/results/evaluation_cost.json. Run it on an otherwise idle machine.
+``python experiments/bench/evaluation_cost.py [pairs [job ...]]`` runs each job in all three ways in
+turn, ``pairs`` times (default 3), after one run that fills the cache of compiled programs. The
+whole jobs (8 minutes a run) must be named; before them, the beginning of one run and a short run
+fill the cache. The run reports the seconds: of training until the last update, and of the whole
+command, with the last evaluation, the evaluation of the best policy, and pictures. The run without
+evaluation is the command with two functions left out, for which there is no option. The result is
+written to experiments/results/evaluation_cost.json. Run it on an otherwise idle machine.
 """
 
 import csv
@@ -39,8 +41,8 @@ JOBS = {
     "sac halfcheetah, whole": ("env=halfcheetah", "algo=sac", "total_steps=160_000"),
     "ppo halfcheetah, whole": ("env=halfcheetah", "algo=ppo"),
 }
-"""*Cold* jobs have no programs on disk; the *whole* ones run only with evaluation during training and without
-evaluation.
+"""*Cold* jobs have no programs on disk; the *whole* ones run only with evaluation during training
+and without evaluation.
 """
 WAYS = {"beside": (), "between chunks": ("eval.beside=false",), "none": ("eval.beside=false",)}
 COMMAND = ("-m", "jaxrl_fast.train")
@@ -53,10 +55,24 @@ sys.exit(train.main(sys.argv[1:], keep=True))
 """
 
 
-def train(words: tuple[str, ...], way: str, folder: Path, *, cold: bool = False, only_s: float | None = None) -> None:
+def train(
+    words: tuple[str, ...],
+    way: str,
+    folder: Path,
+    *,
+    cold: bool = False,
+    only_s: float | None = None,
+) -> None:
     """Make a run, or its first ``only_s`` seconds."""
     program = ("-c", WITHOUT_ANY) if way == "none" else COMMAND
-    command = [sys.executable, *program, *words, *WAYS[way], f"run_dir={folder}", "checkpoint.keep=0"]
+    command = [
+        sys.executable,
+        *program,
+        *words,
+        *WAYS[way],
+        f"run_dir={folder}",
+        "checkpoint.keep=0",
+    ]
     env = {**os.environ, **({"JAXRL_FAST_CACHE": "off"} if cold else {})}
     run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -98,7 +114,12 @@ def compare(name: str, pairs: int) -> dict[str, Any]:
                 found[way].append(seconds(words, way, Path(folder) / f"{way} {number}", cold=cold))
     ratios = {
         way: {
-            until: spread([run[until] / base[until] for run, base in zip(found[way], found["none"], strict=True)])
+            until: spread(
+                [
+                    run[until] / base[until]
+                    for run, base in zip(found[way], found["none"], strict=True)
+                ]
+            )
             for until in ("last_update_s", "all_s")
         }
         for way in ways

@@ -4,12 +4,14 @@ import statistics
 from typing import NamedTuple
 
 FALL, SPREADS = 0.10, 3.0
-"""A row fails where its ratio is lower by more than this share *and* by more than this many committed spreads."""
+"""A row fails where its ratio is lower by more than this share *and* by more than this many
+committed spreads.
+"""
 
 
 class Figure(NamedTuple):
-    """Ours against the fixed program: the ``median`` of the rounds' ratios and their ``spread``, the interquartile
-    range.
+    """Ours against the fixed program: the ``median`` of the rounds' ratios and their ``spread``,
+    the interquartile range.
     """
 
     median: float
@@ -47,4 +49,6 @@ def verdict(name: str, committed: Figure | None, now: Figure) -> str:
 def compare(committed: dict[str, Figure], now: dict[str, Figure]) -> tuple[list[str], list[str]]:
     """Return a line for every measured row, and the names of the slower ones."""
     lines = [verdict(name, committed.get(name), one) for name, one in now.items()]
-    return lines, [name for name, one in now.items() if name in committed and falls(committed[name], one)]
+    return lines, [
+        name for name, one in now.items() if name in committed and falls(committed[name], one)
+    ]

@@ -1,8 +1,10 @@
-"""SAC on Gymnasium's HalfCheetah-v5, one update of 256 per step: ours, its bound, SBX and Stable-Baselines3, in turn.
+"""SAC on Gymnasium's HalfCheetah-v5, one update of 256 per step: ours, its bound, SBX and
+Stable-Baselines3, in turn.
 
-``make bench-host`` sets up the other libraries and runs both parts: ``rates`` (updates per second, all contenders warm
-and asleep except in their turn; ratios within a round) and ``returns`` (a whole run of each: greedy return of 10
-episodes against steps and wall-clock time from the first import on). Run it on an otherwise idle machine.
+``make bench-host`` sets up the other libraries and runs both parts: ``rates`` (updates per second,
+all contenders warm and asleep except in their turn; ratios within a round) and ``returns`` (a whole
+run of each: greedy return of 10 episodes against steps and wall-clock time from the first import
+on). Run it on an otherwise idle machine.
 """
 
 import json
@@ -18,7 +20,9 @@ from describe import machine, versions  # noqa: E402
 from run import Worker, once, spread  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "bench"
-PEERS = Path(os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers-host" / "bin" / "python"))
+PEERS = Path(
+    os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers-host" / "bin" / "python")
+)
 CONTENDERS = {
     "ours": (sys.executable, "ours_host.py", "train"),
     "ours, callbacks": (sys.executable, "ours_host.py", "train", "callback"),
@@ -51,7 +55,8 @@ def rates() -> dict[str, Any]:
             worker.process.terminate()
             worker.process.wait()
     ratio = {
-        name: spread([a / b for a, b in zip(rounds["ours"], values, strict=True)]) for name, values in rounds.items()
+        name: spread([a / b for a, b in zip(rounds["ours"], values, strict=True)])
+        for name, values in rounds.items()
     }
     for name, values in rounds.items():
         line = spread(values)
@@ -70,12 +75,21 @@ def returns() -> dict[str, Any]:
     words = (str(SEED), str(STEPS), str(EVERY))
     found = {}
     for name in ("ours", "sbx", "sb3"):
-        command = (sys.executable, "ours_host.py") if name == "ours" else (str(PEERS), "peer_sb3.py", name)
+        command = (
+            (sys.executable, "ours_host.py")
+            if name == "ours"
+            else (str(PEERS), "peer_sb3.py", name)
+        )
         run = once(*command, "solve", *words)
         reached = next((seconds for _, value, seconds in run["curve"] if value >= GOAL), None)
         found[name] = {**run, f"seconds_to_{GOAL}": reached}
-        print(f"{name:6} return {run['curve'][-1][1]:.0f} after {STEPS:,} steps and {run['seconds']:.0f} s", flush=True)
-        print(f"{'':6} {GOAL} after {'never' if reached is None else f'{reached:.0f} s'}", flush=True)
+        print(
+            f"{name:6} return {run['curve'][-1][1]:.0f} after {STEPS:,} steps and {run['seconds']:.0f} s",
+            flush=True,
+        )
+        print(
+            f"{'':6} {GOAL} after {'never' if reached is None else f'{reached:.0f} s'}", flush=True
+        )
     draw(found)
     return found
 
@@ -87,12 +101,16 @@ def draw(found: dict[str, Any]) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, (by_steps, by_seconds) = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
+    figure, (by_steps, by_seconds) = plt.subplots(
+        1, 2, figsize=(10, 3.6), sharey=True, layout="constrained"
+    )
     for name, run in found.items():
         steps, values, seconds = zip(*run["curve"], strict=True)
         by_steps.plot(steps, values, label=name)
         by_seconds.plot(seconds, values, label=name)
-    by_steps.set(xlabel="environment steps", ylabel="greedy return, 10 episodes", title="SAC, HalfCheetah-v5")
+    by_steps.set(
+        xlabel="environment steps", ylabel="greedy return, 10 episodes", title="SAC, HalfCheetah-v5"
+    )
     by_seconds.set(xlabel="seconds, all counted", title="the same by wall-clock")
     for plot in (by_steps, by_seconds):
         plot.axhline(GOAL, color="0.7", linewidth=0.8, linestyle="--")
@@ -104,7 +122,9 @@ def draw(found: dict[str, Any]) -> None:
 def main() -> None:
     """Measure the requested parts (default: both) and write them."""
     if not PEERS.exists():
-        raise SystemExit(f"{PEERS.name} of the peers is missing: run make bench-host, which makes their environment")
+        raise SystemExit(
+            f"{PEERS.name} of the peers is missing: run make bench-host, which makes their environment"
+        )
     path = RESULTS / "host_sac.json"
     document = json.loads(path.read_text()) if path.exists() else {}
     for what in sys.argv[1:] or ["rates", "returns"]:

@@ -1,7 +1,8 @@
-"""The common parts of all programs of `agents_inference`: ma-gym's TrafficJunction with full observations, and the
-networks.
+"""The common parts of all programs of `agents_inference`: ma-gym's TrafficJunction with full
+observations, and the networks.
 
-Imports only packages that all programs have; ma-gym 0.0.14 and gym 0.20.0 come from the folder BENCH_MAGYM.
+Imports only packages that all programs have; ma-gym 0.0.14 and gym 0.20.0 come from the folder
+BENCH_MAGYM.
 """
 
 import os
@@ -25,16 +26,23 @@ def world(num_agents: int) -> Any:
 
 
 def num_seen(num_agents: int) -> int:
-    """Return the size of a car's observation: for each car its position, its route, and the cars in nine cells."""
+    """Return the size of a car's observation: for each car its position, its route, and the cars in
+    nine cells.
+    """
     return num_agents * 9 * (num_agents + 5)
 
 
 def networks(num_agents: int) -> tuple[np.ndarray, ...]:
-    """Draw a network of one hidden layer for each agent: weights ``[A, seen, 64]``, biases ``[A, 64]``, weights
-    ``[A, 64, 2]``, biases ``[A, 2]``.
+    """Draw a network of one hidden layer for each agent: weights ``[A, seen, 64]``, biases
+    ``[A, 64]``, weights ``[A, 64, 2]``, biases ``[A, 2]``.
     """
     rng, seen = np.random.default_rng(0), num_seen(num_agents)
-    shapes = (num_agents, seen, HIDDEN), (num_agents, HIDDEN), (num_agents, HIDDEN, ACTIONS), (num_agents, ACTIONS)
+    shapes = (
+        (num_agents, seen, HIDDEN),
+        (num_agents, HIDDEN),
+        (num_agents, HIDDEN, ACTIONS),
+        (num_agents, ACTIONS),
+    )
     scales = seen**-0.5, 0.1, HIDDEN**-0.5, 0.1
     pairs = zip(shapes, scales, strict=True)
     return tuple(rng.normal(scale=scale, size=shape).astype(np.float32) for shape, scale in pairs)
@@ -47,7 +55,8 @@ def act(nets: tuple[np.ndarray, ...], seen: np.ndarray) -> np.ndarray:
 
 
 def begin(num_agents: int, count: int) -> tuple[list[Any], np.ndarray]:
-    """Make this many junctions; return them and the observations of all cars of each, ``[E, seen]``.
+    """Make this many junctions; return them and the observations of all cars of each,
+    ``[E, seen]``.
 
     Resets the random seed.
     """

@@ -1,10 +1,11 @@
 """Worker: all agents of traffic junctions act, each with a separate network, with jaxrl_fast.
 
-``python junction_ours.py host|workers|compiled|alone <agents> <junctions>x<steps> ...`` prints, for each number of
-junctions, the seconds of this many environment steps. ``host``: ma-gym's environment in our pool, through the interface
-for parallel environments; ``workers``: the same in whole rollouts, for which its processes draw the actions;
-``compiled``: our compiled junction, in one program; ``alone``: ma-gym's environment with the actions of ``host``,
-computed beforehand, so no network runs.
+``python junction_ours.py host|workers|compiled|alone <agents> <junctions>x<steps> ...`` prints, for
+each number of junctions, the seconds of this many environment steps. ``host``: ma-gym's environment
+in our pool, through the interface for parallel environments; ``workers``: the same in whole
+rollouts, for which its processes draw the actions; ``compiled``: our compiled junction, in one
+program; ``alone``: ma-gym's environment with the actions of ``host``, computed beforehand, so no
+network runs.
 """
 
 import random
@@ -36,8 +37,8 @@ ROLLOUT = 1_280
 
 
 class Junction:
-    """ma-gym's junction, with the interface of PettingZoo's parallel environments; every car acts until all are
-    done.
+    """ma-gym's junction, with the interface of PettingZoo's parallel environments; every car acts
+    until all are done.
     """
 
     def __init__(self, num_agents: int) -> None:
@@ -64,20 +65,30 @@ class Junction:
         if all(done):
             self.agents = []
         over = not self.agents
-        flags = [dict.fromkeys(self.possible_agents, flag) for flag in (over and not cut, over and cut)]
+        flags = [
+            dict.fromkeys(self.possible_agents, flag) for flag in (over and not cut, over and cut)
+        ]
         return self._all(obs), dict(enumerate(rewards)), *flags, {}
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
 
     def _all(self, obs: list[list[float]]) -> dict[int, np.ndarray]:
-        return dict.fromkeys(self.possible_agents, np.array(obs[0], np.float32))  # the same list for every car
+        return dict.fromkeys(
+            self.possible_agents, np.array(obs[0], np.float32)
+        )  # the same list for every car
 
 
 def agent_of(spec: EnvSpec, num_envs: int, **sizes: int) -> BoundAgent:
     """Build separate networks for all agents."""
-    hidden: dict[str, Any] = dict(policy_hidden=(junction.HIDDEN,), value_hidden=(junction.HIDDEN,), activation="relu")
-    return bind(jf.ippo(**hidden, **sizes, share_parameters=False, normalize_observations=False), spec, num_envs)
+    hidden: dict[str, Any] = dict(
+        policy_hidden=(junction.HIDDEN,), value_hidden=(junction.HIDDEN,), activation="relu"
+    )
+    return bind(
+        jf.ippo(**hidden, **sizes, share_parameters=False, normalize_observations=False),
+        spec,
+        num_envs,
+    )
 
 
 def policy_of(spec: EnvSpec, num_agents: int) -> Policy:
@@ -85,13 +96,17 @@ def policy_of(spec: EnvSpec, num_agents: int) -> Policy:
     agent = agent_of(spec, 8)
     template = params_template(spec, agent.parts, agent.acting, False)
     known = {weights.shape: weights for weights in junction.networks(num_agents)}
-    params = PolicyParams(jax.tree.map(lambda leaf: jnp.asarray(known[leaf.shape]), template.parts), None)
+    params = PolicyParams(
+        jax.tree.map(lambda leaf: jnp.asarray(known[leaf.shape]), template.parts), None
+    )
     return make_policy(spec, agent.acting, params, {})
 
 
 def host(num_agents: int, steps: int, count: int) -> dict[str, Any]:
     """Measure in the pool, which measures and selects its number of workers."""
-    env = jf.make_env("custom", make=partial(Junction, num_agents), num_envs=count, pool={"num_groups": 1})
+    env = jf.make_env(
+        "custom", make=partial(Junction, num_agents), num_envs=count, pool={"num_groups": 1}
+    )
     policy = policy_of(env.spec, num_agents)
     act = act_by_step(policy)
     others = env.another(count)  # ma-gym's waiting cars still show the route of their last episode
@@ -134,10 +149,14 @@ def compiled(num_agents: int, steps: int, count: int) -> dict[str, Any]:
     base = traffic_junction.make(f"TrafficJunction{num_agents}-v0")
 
     def all_see(obs: Any) -> Any:
-        view = jnp.broadcast_to(obs["view"].reshape(-1), (num_agents, junction.num_seen(num_agents)))
+        view = jnp.broadcast_to(
+            obs["view"].reshape(-1), (num_agents, junction.num_seen(num_agents))
+        )
         return {"view": view, OUT: obs[OUT]}
 
-    shapes = {"view": jax.ShapeDtypeStruct((num_agents, junction.num_seen(num_agents)), jnp.float32)}
+    shapes = {
+        "view": jax.ShapeDtypeStruct((num_agents, junction.num_seen(num_agents)), jnp.float32)
+    }
     spec = base.spec._replace(obs=base.spec.obs | shapes)
 
     def reset(key: Any, params: Any) -> Any:
@@ -146,7 +165,9 @@ def compiled(num_agents: int, steps: int, count: int) -> dict[str, Any]:
 
     def step(state: Any, action: Any, key: Any) -> Any:
         state, timestep = base.step(state, action, key)
-        return state, timestep._replace(obs=all_see(timestep.obs), next_obs=all_see(timestep.next_obs))
+        return state, timestep._replace(
+            obs=all_see(timestep.obs), next_obs=all_see(timestep.next_obs)
+        )
 
     env = jf.vectorize(base._replace(spec=spec, reset=reset, step=step), num_envs=count)
     policy = policy_of(spec, num_agents)

@@ -1,10 +1,12 @@
-"""Worker: all agents of traffic junctions act, each with a separate network, in a separate Ray actor.
+"""Worker: all agents of traffic junctions act, each with a separate network, in a separate Ray
+actor.
 
-``python junction_ray.py written|tuned <agents> <junctions>x<steps> ...``, as `junction_ours`. ``written`` has the
-design of the Reactor paper's benchmark, rewritten here: one junction; every actor receives the observations of all
-agents as lists of numbers, takes one of them, and answers with one action from PyTorch; the random seed is set in every
-step. The original's print in each step is left out. ``tuned``: the observations of all junctions are one array, sent to
-each actor, or put once for all where it is larger than Ray's limit for inline arguments; an actor answers for all
+``python junction_ray.py written|tuned <agents> <junctions>x<steps> ...``, as `junction_ours`.
+``written`` has the design of the Reactor paper's benchmark, rewritten here: one junction; every
+actor receives the observations of all agents as lists of numbers, takes one of them, and answers
+with one action from PyTorch; the random seed is set in every step. The original's print in each
+step is left out. ``tuned``: the observations of all junctions are one array, sent to each actor, or
+put once for all where it is larger than Ray's limit for inline arguments; an actor answers for all
 junctions in NumPy.
 """
 
@@ -31,9 +33,17 @@ class OneState:
         import torch
 
         self.torch, self.number = torch, number
-        first, second = torch.nn.Linear(junction.num_seen(num_agents), junction.HIDDEN), torch.nn.Linear(64, 2)
+        first, second = (
+            torch.nn.Linear(junction.num_seen(num_agents), junction.HIDDEN),
+            torch.nn.Linear(64, 2),
+        )
         weights = [torch.from_numpy(one[number]) for one in junction.networks(num_agents)]
-        state = {"0.weight": weights[0].T, "0.bias": weights[1], "2.weight": weights[2].T, "2.bias": weights[3]}
+        state = {
+            "0.weight": weights[0].T,
+            "0.bias": weights[1],
+            "2.weight": weights[2].T,
+            "2.bias": weights[3],
+        }
         self.net = torch.nn.Sequential(first, torch.nn.ReLU(), second, torch.nn.Softmax(-1))
         self.net.load_state_dict(state)
 

@@ -1,8 +1,10 @@
-"""Worker: one row of the benchmark with jaxrl_fast, or one of its bounds. A repeat is one compiled chunk.
+"""Worker: one row of the benchmark with jaxrl_fast, or one of its bounds. A repeat is one compiled
+chunk.
 
-``python ours.py <row> train|env|update [placement] [precision] [overlap]``: the whole train step; the environments
-alone under random actions; the gradient updates alone on constant batches. ``env:profile`` and ``update:profile`` print
-once how the time of the two is spent. ``python ours.py solve ...`` as for `peer_rejax.py`.
+``python ours.py <row> train|env|update [placement] [precision] [overlap]``: the whole train step;
+the environments alone under random actions; the gradient updates alone on constant batches.
+``env:profile`` and ``update:profile`` print once how the time of the two is spent.
+``python ours.py solve ...`` as for `peer_rejax.py`.
 """
 
 import os
@@ -34,7 +36,9 @@ NOTEBOOK = dict(policy_hidden=(32,) * 4, value_hidden=(256,) * 5, activation="sw
 
 
 class Row(NamedTuple):
-    """A configuration of ours: the environments, the algorithm, its placement, and ticks in a repeat."""
+    """A configuration of ours: the environments, the algorithm, its placement, and ticks in a
+    repeat.
+    """
 
     env: str
     num_envs: int
@@ -54,12 +58,24 @@ def _points(num_agents: int | None, num_envs: int) -> Row:
     """Agents of equal cost, one alone or three in an environment."""
     algorithm = jf.ppo if num_agents is None else jf.ippo
     make = {"make": partial(points, num_agents)}
-    return Row("custom", num_envs, algorithm, {**ITERATION, "normalize_observations": False}, "fused", 20, make)
+    return Row(
+        "custom",
+        num_envs,
+        algorithm,
+        {**ITERATION, "normalize_observations": False},
+        "fused",
+        20,
+        make,
+    )
 
 
 def _cartpole(num_envs: int, ticks: int) -> Row:
-    """Rejax's work: the same numbers of environments, steps, epochs and minibatches, on raw observations."""
-    return Row("cartpole", num_envs, jf.ppo, {**ITERATION, "normalize_observations": False}, "fused", ticks)
+    """Rejax's work: the same numbers of environments, steps, epochs and minibatches, on raw
+    observations.
+    """
+    return Row(
+        "cartpole", num_envs, jf.ppo, {**ITERATION, "normalize_observations": False}, "fused", ticks
+    )
 
 
 def _sac(batch_size: int) -> Row:
@@ -70,7 +86,8 @@ def _sac(batch_size: int) -> Row:
 
 
 ROWS = {
-    # 1,280 steps of 256 environments are the 327,680 of an iteration of brax's notebook, cut into the same minibatches.
+    # 1,280 steps of 256 environments are the 327,680 of an iteration of brax's notebook, cut into
+    # the same minibatches.
     "ppo_halfcheetah": Row(
         "halfcheetah",
         256,
@@ -113,17 +130,22 @@ PROFILED: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo_halfcheetah", "update"): {"rollout_length": 40, "num_minibatches": 1},
     ("sac_halfcheetah", "update"): {"updates_per_tick": 8},
 }
-"""For ticks with more events than the profiler's buffer holds: fewer minibatches of the same size."""
+"""For ticks with more events than the profiler's buffer holds: fewer minibatches of the same size.
+"""
 
 
-def main(name: str, what: str, placement: str = "", precision: str = "f32", overlap: str = "none") -> None:
+def main(
+    name: str, what: str, placement: str = "", precision: str = "f32", overlap: str = "none"
+) -> None:
     """Compile, warm up, and serve."""
     row = {**ROWS, **SHORT}[name]
     what, _, profiled = what.partition(":")
     if profiled:
         row = row._replace(options={**row.options, **PROFILED.get((name, what), {})}, ticks=1)
     placement = placement or row.placement
-    jf.setup(cpu_devices=1 if placement == "fused" else 2, cache=bool(os.environ.get("BENCH_CACHE")))
+    jf.setup(
+        cpu_devices=1 if placement == "fused" else 2, cache=bool(os.environ.get("BENCH_CACHE"))
+    )
     env = jf.make_env(row.env, num_envs=row.num_envs, **row.env_options)
     algorithm = row.algorithm(**row.options, precision=precision)
     graph, agent = build_graph(env, algorithm, GraphOptions(overlap=overlap))  # type: ignore[arg-type]
@@ -135,7 +157,9 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32", over
         getattr(xla_options, left_out).clear()
     place = PLACEMENTS[placement]
     row = row._replace(ticks=int(os.environ.get("BENCH_TICKS", row.ticks)))
-    ready = trial.compile_timed(graph, place(graph, jax.devices()), algorithm.hyper, ticks=row.ticks)
+    ready = trial.compile_timed(
+        graph, place(graph, jax.devices()), algorithm.hyper, ticks=row.ticks
+    )
     timed = trial.warm(ready, agent.warmup_ticks if what == "train" else 0)
 
     def repeat() -> dict[str, Any]:
@@ -155,9 +179,15 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32", over
 
 
 def solve(
-    learning_rate: float, observations: str, steps: int, evaluations: int, placement: str = "data_parallel"
+    learning_rate: float,
+    observations: str,
+    steps: int,
+    evaluations: int,
+    placement: str = "data_parallel",
 ) -> None:
-    """Train eight seeds of the CartPole row at once; print the seconds from an empty cache to the last evaluation."""
+    """Train eight seeds of the CartPole row at once; print the seconds from an empty cache to the
+    last evaluation.
+    """
     row = ROWS["ppo_cartpole"]
     options = row.options | {"normalize_observations": observations == "normalized"}
     jf.setup(cpu_devices=2, cache=False)
@@ -175,7 +205,14 @@ def solve(
     )
     seconds = time.perf_counter() - begin
     curve = [line["eval_return_mean"] for line in result.history if line["kind"] == "eval"]
-    say({"seconds": seconds, "compile_s": result.summary["compile_s"], "steps": steps, "curve": curve})
+    say(
+        {
+            "seconds": seconds,
+            "compile_s": result.summary["compile_s"],
+            "steps": steps,
+            "curve": curve,
+        }
+    )
 
 
 if __name__ == "__main__":

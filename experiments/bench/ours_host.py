@@ -1,7 +1,7 @@
 """Worker: SAC on Gymnasium's HalfCheetah-v5 with jaxrl_fast, one update of 256 for every step.
 
-``python ours_host.py train [bridge] [overlap]``, ``update`` (the updates alone, on constant batches), ``solve`` (a
-whole run: a curve of greedy returns, as `peer_sb3.py`).
+``python ours_host.py train [bridge] [overlap]``, ``update`` (the updates alone, on constant
+batches), ``solve`` (a whole run: a curve of greedy returns, as `peer_sb3.py`).
 """
 
 import sys
@@ -20,8 +20,20 @@ from jaxrl_fast.runtime.placements import fused
 from jaxrl_fast.tuning.ceiling import updates_only
 
 NUM_ENVS, TICKS = 16, 32
-SAC = dict(rollout_length=1, updates_per_tick=NUM_ENVS, batch_size=256, buffer_size=1_000_000, warmup_steps=1_000)
-TUNED = dict(SAC, learning_rate=1e-3, temperature_learning_rate=1e-3, critic_layer_norm=True, warmup_steps=5_000)
+SAC = dict(
+    rollout_length=1,
+    updates_per_tick=NUM_ENVS,
+    batch_size=256,
+    buffer_size=1_000_000,
+    warmup_steps=1_000,
+)
+TUNED = dict(
+    SAC,
+    learning_rate=1e-3,
+    temperature_learning_rate=1e-3,
+    critic_layer_norm=True,
+    warmup_steps=5_000,
+)
 
 
 def main(what: str, bridge: str = "host", overlap: str = "none") -> None:
@@ -55,8 +67,8 @@ def main(what: str, bridge: str = "host", overlap: str = "none") -> None:
 
 
 def solve(seed: str, total_steps: str, every: str) -> None:
-    """Train a whole run from an empty cache; print (steps, greedy return of 10 episodes, seconds) at every
-    evaluation.
+    """Train a whole run from an empty cache; print (steps, greedy return of 10 episodes, seconds)
+    at every evaluation.
     """
     jf.setup(cpu_devices=1, cache=False)
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()

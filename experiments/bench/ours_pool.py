@@ -1,7 +1,9 @@
-"""Worker: HalfCheetah-v5 under random actions, 16 environments in turn: the pool, or the environments in a plain loop.
+"""Worker: HalfCheetah-v5 under random actions, 16 environments in turn: the pool, or the
+environments in a plain loop.
 
-``python ours_pool.py pool`` runs two workers and two groups. ``python ours_pool.py loop`` is the fixed program for
-comparison, in plain Gymnasium (see `gate`), which must not change. A repeat is a second.
+``python ours_pool.py pool`` runs two workers and two groups. ``python ours_pool.py loop`` is the
+fixed program for comparison, in plain Gymnasium (see `gate`), which must not change. A repeat is a
+second.
 """
 
 import sys
@@ -35,7 +37,9 @@ def pool() -> Callable[[np.ndarray], int]:
     """Do the same with our pool."""
     from pool import PoolOptions, make_host, of_host
 
-    return of_host(make_host("HalfCheetah-v5", num_envs=NUM_ENVS, pool=PoolOptions(workers=2, num_groups=2))).batch
+    return of_host(
+        make_host("HalfCheetah-v5", num_envs=NUM_ENVS, pool=PoolOptions(workers=2, num_groups=2))
+    ).batch
 
 
 def main(what: str) -> None:

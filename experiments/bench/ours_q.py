@@ -1,9 +1,11 @@
-"""Worker: parallel Q-learning with `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
+"""Worker: parallel Q-learning with `jf.dqn` and `jf.learn`:
+``python ours_q.py <how> <minibatch> <rounds>``.
 
-``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its processes; ``overlap``: the
-same, the next rollout during an update; ``callback``: the pool, called from within one compiled program;
-``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement. The pool has one group:
-with one stepping process per core, no core is free to compute the actions of a second group meanwhile.
+``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``workers``: whole rollouts in its
+processes; ``overlap``: the same, the next rollout during an update; ``callback``: the pool, called
+from within one compiled program; ``compiled``: the same rules in JAX (`q_blackjack_jax`).
+Minibatches are drawn with replacement. The pool has one group: with one stepping process per core,
+no core is free to compute the actions of a second group meanwhile.
 """
 
 import sys
@@ -23,8 +25,12 @@ import jaxrl_fast as jf  # noqa: E402
 WARM_ROUNDS = 5
 WORKERS: dict[str, Any] = {"num_groups": 1, "bridge": "worker"}
 WORLDS = {
-    "pool": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1}),
-    "workers": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool=WORKERS),
+    "pool": lambda: jf.make_env(
+        "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1}
+    ),
+    "workers": lambda: jf.make_env(
+        "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool=WORKERS
+    ),
     "callback": lambda: jf.make_env(
         "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"bridge": "callback"}
     ),
@@ -75,7 +81,15 @@ def main(how: str, minibatch: str, rounds: str) -> None:
     told = env.events() if isinstance(env, jf.HostEnv) else []
     if isinstance(env, jf.HostEnv):
         env.close()
-    say({"seconds": seconds, "total_s": now - BEGIN, "return": mean, "told": told, "jax": jax.__version__})
+    say(
+        {
+            "seconds": seconds,
+            "total_s": now - BEGIN,
+            "return": mean,
+            "told": told,
+            "jax": jax.__version__,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The cost of an overlap in returns, and its gain in time: curves by steps and by wall-clock time.
 
-``python experiments/bench/overlap.py`` on an otherwise idle machine: two environments, every ``overlap``, four seeds in
-one program, each with the placement that uses it. Written to experiments/results/overlap.json and overlap.png.
+``python experiments/bench/overlap.py`` on an otherwise idle machine: two environments, every
+``overlap``, four seeds in one program, each with the placement that uses it. Written to
+experiments/results/overlap.json and overlap.png.
 """
 
 import json
@@ -16,12 +17,19 @@ from describe import machine, versions
 
 RESULTS = Path(__file__).parent.parent / "results"
 JOBS = (("cartpole", "ppo"), ("pendulum", "sac"))
-LAYOUTS = {"none": "fused", "sampling": "sampler_learner", "actor_critic": "actor_critic", "all": "actor_critic"}
+LAYOUTS = {
+    "none": "fused",
+    "sampling": "sampler_learner",
+    "actor_critic": "actor_critic",
+    "all": "actor_critic",
+}
 NUM_SEEDS = 4
 
 
 def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
-    """Train with tuned settings in a separate process; return every seed's returns by steps and seconds."""
+    """Train with tuned settings in a separate process; return every seed's returns by steps and
+    seconds.
+    """
     script = (
         "import json, sys; import jaxrl_fast as jf; from jaxrl_fast.commands import run_config\n"
         f"jf.setup(cpu_devices={1 if overlap == 'none' else 2})\n"
@@ -32,7 +40,9 @@ def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
         "rows = [row for row in result.history if row['kind'] == 'eval']\n"
         "print(json.dumps({'rows': rows, 'summary': {k: v for k, v in result.summary.items() if k != 'devices'}}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     return {
         "env": env,
@@ -62,14 +72,19 @@ def draw(rows: list[dict[str, Any]]) -> None:
             label = f"overlap={row['overlap']}, {row['placement']}"
             for plot, x in zip(pair, (row["env_steps"], row["wall_s"]), strict=True):
                 plot.plot(x, returns.mean(axis=1), marker="o", markersize=3, label=label)
-                plot.fill_between(x, returns.min(axis=1), returns.max(axis=1), alpha=0.12, linewidth=0)
+                plot.fill_between(
+                    x, returns.min(axis=1), returns.max(axis=1), alpha=0.12, linewidth=0
+                )
         pair[0].set(ylabel=f"{env}, {algo}: greedy return", xlabel="environment steps of each seed")
         pair[1].set(xlabel=f"seconds, with compilation, {NUM_SEEDS} seeds at once")
         pair[0].xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
         for plot in pair:
             plot.grid(alpha=0.3)
     axes[0, 0].legend(loc="lower right", frameon=False, fontsize="small")
-    figure.suptitle(f"Cost and gain of overlap: mean of {NUM_SEEDS} seeds, range shaded ({machine()})", fontsize=11)
+    figure.suptitle(
+        f"Cost and gain of overlap: mean of {NUM_SEEDS} seeds, range shaded ({machine()})",
+        fontsize=11,
+    )
     figure.savefig(RESULTS / "overlap.png", dpi=120)
 
 

@@ -1,10 +1,11 @@
-"""Worker: brax.training PPO or SAC on halfcheetah (spring), in brax's separate environment. A repeat is a training
-epoch.
+"""Worker: brax.training PPO or SAC on halfcheetah (spring), in brax's separate environment. A
+repeat is a training epoch.
 
-``python peer_brax.py ppo`` has the settings of brax's notebook, ``python peer_brax.py sac [batch]`` 64 updates of 512
-(or ``batch``) per 128 environment steps. Rates are brax's ``training/sps``, which excludes evaluation. ``python
-peer_brax.py solve <environment> <steps> <seed> <evaluations>`` is a whole run of SAC in any of brax's environments;
-each evaluation has 32 episodes, the first before any training.
+``python peer_brax.py ppo`` has the settings of brax's notebook, ``python peer_brax.py sac [batch]``
+64 updates of 512 (or ``batch``) per 128 environment steps. Rates are brax's ``training/sps``, which
+excludes evaluation. ``python peer_brax.py solve <environment> <steps> <seed> <evaluations>`` is a
+whole run of SAC in any of brax's environments; each evaluation has 32 episodes, the first before
+any training.
 """
 
 import sys
@@ -54,14 +55,18 @@ class NoEvaluation:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
 
-    def run_evaluation(self, params: Any, training_metrics: dict[str, Any], **_: Any) -> dict[str, Any]:
+    def run_evaluation(
+        self, params: Any, training_metrics: dict[str, Any], **_: Any
+    ) -> dict[str, Any]:
         """Return the training metrics alone."""
         del params
         return dict(training_metrics)
 
 
 def main(algorithm: str, batch_size: str = "512") -> None:
-    """Train for ever, an epoch at each line from the driver. The first epoch, which compiles, does not count."""
+    """Train for ever, an epoch at each line from the driver. The first epoch, which compiles, does
+    not count.
+    """
     epochs = 0
 
     def progress(step: int, metrics: dict[str, Any]) -> None:
@@ -72,12 +77,21 @@ def main(algorithm: str, batch_size: str = "512") -> None:
         if epochs == 0:
             say({"ready": {"first_s": seconds}})
         else:
-            say({"seconds": seconds, "steps": STEPS_PER_EPOCH[algorithm], "updates": UPDATES_PER_EPOCH[algorithm]})
+            say(
+                {
+                    "seconds": seconds,
+                    "steps": STEPS_PER_EPOCH[algorithm],
+                    "updates": UPDATES_PER_EPOCH[algorithm],
+                }
+            )
         epochs += 1
         wait_for_turn()
 
     acting.Evaluator = NoEvaluation
-    train, settings = {"ppo": (ppo.train, PPO), "sac": (sac.train, SAC | dict(batch_size=int(batch_size)))}[algorithm]
+    train, settings = {
+        "ppo": (ppo.train, PPO),
+        "sac": (sac.train, SAC | dict(batch_size=int(batch_size))),
+    }[algorithm]
     prefill = settings.get("min_replay_size", 0)
     train(
         environment=envs.get_environment("halfcheetah", backend="spring"),
@@ -89,7 +103,9 @@ def main(algorithm: str, batch_size: str = "512") -> None:
 
 
 def solve(environment: str, total_steps: str, seed: str, num_evals: str = "11") -> None:
-    """Train a whole run of SAC; print (steps, greedy return of 32 episodes, seconds from the first import on)."""
+    """Train a whole run of SAC; print (steps, greedy return of 32 episodes, seconds from the first
+    import on).
+    """
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()
 
     def progress(step: int, metrics: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """Worker: Stable-Baselines3 or SBX with nothing tuned, for `experiments/learning/defaults.py`.
 
-``python peer_defaults.py sb3|sbx|random ppo|sac|td3|dqn <environment> <seed> <steps> <every>`` trains with the
-library's own default settings, or takes random actions, and prints the curve: (steps, mean greedy return, seconds of
-the processor, without the evaluations). The environment is an id of Gymnasium, or the short name of a compiled one
-(``catch``), which `Adapter` steps one at a time.
+``python peer_defaults.py sb3|sbx|random ppo|sac|td3|dqn <environment> <seed> <steps> <every>``
+trains with the library's own default settings, or takes random actions, and prints the curve:
+(steps, mean greedy return, seconds of the processor, without the evaluations). The environment is
+an id of Gymnasium, or the short name of a compiled one (``catch``), which `Adapter` steps one at a
+time.
 """
 
 import sys
@@ -41,9 +42,19 @@ class Adapter(gymnasium.Env):
         if isinstance(action, Discrete):
             self.action_space: Any = gymnasium.spaces.Discrete(action.num_actions)
         else:
-            self.action_space = gymnasium.spaces.Box(np.asarray(action.low), np.asarray(action.high), dtype=np.float32)
-        self._reset, self._step, self._split = jax.jit(reset), jax.jit(env.step), jax.jit(jax.random.split)
-        self._seeded, self._key, self._limit = jax.random.key, jax.random.key(0), env.spec.max_episode_steps
+            self.action_space = gymnasium.spaces.Box(
+                np.asarray(action.low), np.asarray(action.high), dtype=np.float32
+            )
+        self._reset, self._step, self._split = (
+            jax.jit(reset),
+            jax.jit(env.step),
+            jax.jit(jax.random.split),
+        )
+        self._seeded, self._key, self._limit = (
+            jax.random.key,
+            jax.random.key(0),
+            env.spec.max_episode_steps,
+        )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         """Begin an episode."""
@@ -105,7 +116,9 @@ def main(library: str, algo: str, name: str, seed: str, steps: str, every: str) 
         def _on_step(self) -> bool:
             if self.num_timesteps % int(every) == 0:
                 before = time.process_time()
-                mean, _ = evaluate_policy(self.model, judge, n_eval_episodes=EPISODES, deterministic=True, warn=False)
+                mean, _ = evaluate_policy(
+                    self.model, judge, n_eval_episodes=EPISODES, deterministic=True, warn=False
+                )
                 curve.append((self.num_timesteps, float(mean), before - began - self.evaluated_s))
                 print(library, algo, name, seed, *curve[-1], flush=True)
                 self.evaluated_s += time.process_time() - before

@@ -1,4 +1,5 @@
-"""The peer of `population.py ray`: the same 64 learning rates as trials of Ray Tune, in a pool of two processes.
+"""The peer of `population.py ray`: the same 64 learning rates as trials of Ray Tune, in a pool of
+two processes.
 
 Each trial calls `jaxrl_fast.learn`; all share one cache of compiled programs.
 """
@@ -21,8 +22,12 @@ def train(config: dict) -> dict:
 
     jf.setup(cpu_devices=1, cache=True)
     env = jf.make_env("cartpole", num_envs=4)
-    result = jf.learn(env, jf.ppo(learning_rate=config["rate"]), total_steps=config["steps"], eval_every=0)
-    returns = [row["episode_return"] for row in result.history if row.get("episode_return") is not None]
+    result = jf.learn(
+        env, jf.ppo(learning_rate=config["rate"]), total_steps=config["steps"], eval_every=0
+    )
+    returns = [
+        row["episode_return"] for row in result.history if row.get("episode_return") is not None
+    ]
     return {"score": float(np.mean(returns[-5:]))}
 
 

@@ -1,11 +1,11 @@
 """Worker: Rejax PPO on gymnax CartPole, in Rejax's separate environment.
 
-``python peer_rejax.py rate [environments] [iterations]``: a repeat is 50 iterations of 64 environments x 128 steps (or
-the given numbers), without evaluation.
+``python peer_rejax.py rate [environments] [iterations]``: a repeat is 50 iterations of 64
+environments x 128 steps (or the given numbers), without evaluation.
 
-``python peer_rejax.py solve <learning rate> <raw|normalized> <steps> <evaluations>``: eight seeds once under ``vmap``,
-on raw or normalized observations. Prints the seconds from an empty cache to the last evaluation, and the mean return
-over seeds at each evaluation.
+``python peer_rejax.py solve <learning rate> <raw|normalized> <steps> <evaluations>``: eight seeds
+once under ``vmap``, on raw or normalized observations. Prints the seconds from an empty cache to
+the last evaluation, and the mean return over seeds at each evaluation.
 """
 
 import sys
@@ -17,7 +17,8 @@ import numpy as np
 from rejax import PPO
 from worker import say, serve
 
-# Rejax scales the critic's loss by vf_coef and clips element by element; neither changes the amount of work.
+# Rejax scales the critic's loss by vf_coef and clips element by element; neither changes the amount
+# of work.
 SETTINGS = dict(
     env="CartPole-v1",
     num_envs=64,
@@ -39,7 +40,9 @@ def rate(num_envs: int = 64, iterations: int = 50) -> None:
     algo = PPO.create(**SETTINGS | dict(num_envs=num_envs), agent_kwargs=dict(NETWORKS))
 
     def many(state: Any) -> Any:
-        return jax.lax.scan(lambda s, _: (algo.train_iteration(s), None), state, None, iterations)[0]
+        return jax.lax.scan(lambda s, _: (algo.train_iteration(s), None), state, None, iterations)[
+            0
+        ]
 
     begin = time.perf_counter()
     state = jax.jit(algo.init_state)(jax.random.PRNGKey(0))
@@ -52,7 +55,11 @@ def rate(num_envs: int = 64, iterations: int = 50) -> None:
         begin = time.perf_counter()
         state = jax.block_until_ready(run(state))
         seconds = time.perf_counter() - begin
-        return {"seconds": seconds, "steps": iterations * num_envs * 128, "updates": iterations * 16}
+        return {
+            "seconds": seconds,
+            "steps": iterations * num_envs * 128,
+            "updates": iterations * 16,
+        }
 
     serve(repeat, compile_s=compile_s)
 
@@ -75,7 +82,14 @@ def solve(learning_rate: float, observations: str, steps: int, evaluations: int)
     _, (_, returns) = jax.block_until_ready(run(keys))
     end = time.perf_counter()
     curve = np.asarray(returns).mean(axis=(0, 2))
-    say({"seconds": end - begin, "compile_s": compiled - begin, "steps": steps, "curve": curve.tolist()})
+    say(
+        {
+            "seconds": end - begin,
+            "compile_s": compiled - begin,
+            "steps": steps,
+            "curve": curve.tolist(),
+        }
+    )
 
 
 if __name__ == "__main__":

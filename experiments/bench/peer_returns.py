@@ -1,9 +1,10 @@
-"""Worker: another library until it reaches a greedy return, for `experiments/learning/time_to_return.py`.
+"""Worker: another library until it reaches a greedy return, for
+`experiments/learning/time_to_return.py`.
 
-``python peer_returns.py brax|rejax|sb3|sbx <task> <seed> <goal> <steps> <every> <began>`` evaluates every so many steps
-and prints the curve: (steps, mean return, seconds since ``began``, a `time.time` before the start of this process). An
-evaluation has 32 episodes for brax, 128 for Rejax (its default, in the compiled program), and 10 for the other two, as
-their users do.
+``python peer_returns.py brax|rejax|sb3|sbx <task> <seed> <goal> <steps> <every> <began>`` evaluates
+every so many steps and prints the curve: (steps, mean return, seconds since ``began``, a
+`time.time` before the start of this process). An evaluation has 32 episodes for brax, 128 for Rejax
+(its default, in the compiled program), and 10 for the other two, as their users do.
 """
 
 import os
@@ -128,8 +129,8 @@ ZOO: dict[str, tuple[str, str, int, dict[str, Any]]] = {
         dict(train_freq=1, gradient_steps=1, batch_size=256, learning_starts=WARMUP_STEPS),
     ),
 }
-"""Algorithm, environment, number of environments, and settings: from RL Baselines3 Zoo; for HalfCheetah-v5 as
-`peer_sb3`.
+"""Algorithm, environment, number of environments, and settings: from RL Baselines3 Zoo; for
+HalfCheetah-v5 as `peer_sb3`.
 """
 
 

@@ -1,9 +1,10 @@
-"""Worker: Sample Factory's APPO on CartPole-v1 with the sizes of `worker_acting`: ``python peer_sample_factory.py``.
+"""Worker: Sample Factory's APPO on CartPole-v1 with the sizes of `worker_acting`:
+``python peer_sample_factory.py``.
 
-It needs an environment with ``sample-factory`` 2.1 and ``numpy<2``. Two workers with 8 environments each and the
-learner wait for each other, as the other sides do. Its minibatches are whole rollouts, so that rollouts have 64 steps,
-and 512 of them make a training step of 10 epochs: as many steps and updates as on the other sides. Prints the seconds
-of a training step, after two that warm up.
+It needs an environment with ``sample-factory`` 2.1 and ``numpy<2``. Two workers with 8 environments
+each and the learner wait for each other, as the other sides do. Its minibatches are whole rollouts,
+so that rollouts have 64 steps, and 512 of them make a training step of 10 epochs: as many steps and
+updates as on the other sides. Prints the seconds of a training step, after two that warm up.
 """
 
 import tempfile
@@ -60,14 +61,23 @@ def main() -> None:
     register_env("CartPole-v1", make)
     with tempfile.TemporaryDirectory() as place:
         words = WORDS | {"train_dir": place}
-        args = [f"--{name}={value}" for name, value in words.items()] + ["--encoder_mlp_layers", "64", "64"]
+        args = [f"--{name}={value}" for name, value in words.items()] + [
+            "--encoder_mlp_layers",
+            "64",
+            "64",
+        ]
         parser, _ = parse_sf_args(argv=args)
         _, runner = make_runner(parse_full_cfg(parser, args))
         times = Times()
         runner.register_observer(times)
         runner.init()
         runner.run()
-    say({"seconds": (times.ends[-1] - times.ends[WARM - 1]) / (len(times.ends) - WARM), "rounds": len(times.ends)})
+    say(
+        {
+            "seconds": (times.ends[-1] - times.ends[WARM - 1]) / (len(times.ends) - WARM),
+            "rounds": len(times.ends),
+        }
+    )
 
 
 if __name__ == "__main__":

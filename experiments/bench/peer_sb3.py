@@ -1,8 +1,10 @@
-"""Worker: SAC on HalfCheetah-v5 with Stable-Baselines3 (PyTorch) or SBX (its JAX sibling), one update of 256 per step.
+"""Worker: SAC on HalfCheetah-v5 with Stable-Baselines3 (PyTorch) or SBX (its JAX sibling), one
+update of 256 per step.
 
-``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps; ``solve <seed> <steps> <every> [id [warmup]]`` is a
-whole run, also in another environment, with ``warmup`` steps before the first update. Both have their default settings:
-one environment, networks 256 × 256, learning rate 3e-4, one update after each step.
+``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps;
+``solve <seed> <steps> <every> [id [warmup]]`` is a whole run, also in another environment, with
+``warmup`` steps before the first update. Both have their default settings: one environment,
+networks 256 × 256, learning rate 3e-4, one update after each step.
 """
 
 import sys
@@ -41,7 +43,12 @@ def train(library: str) -> None:
 
 
 def solve(
-    library: str, seed: str, total_steps: str, every: str, id: str = "HalfCheetah-v5", warmup_steps: str = "5_000"
+    library: str,
+    seed: str,
+    total_steps: str,
+    every: str,
+    id: str = "HalfCheetah-v5",
+    warmup_steps: str = "5_000",
 ) -> None:
     """Train a whole run; print (steps, greedy return of 10 episodes, seconds) at every evaluation."""
     from stable_baselines3.common.evaluation import evaluate_policy

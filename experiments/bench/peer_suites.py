@@ -1,8 +1,10 @@
-"""Worker: other libraries' trainers in MuJoCo Playground and Craftax, for `experiments/learning/suites.py`.
+"""Worker: other libraries' trainers in MuJoCo Playground and Craftax, for
+`experiments/learning/suites.py`.
 
-``python peer_suites.py brax_sac|rejax_ppo <id> <seed> <steps> <every>`` trains, and prints the curve, (steps, mean
-greedy return), and the seconds with compilation and evaluations. brax's SAC has Playground's settings for it; Rejax's
-PPO has Craftax's baseline settings (https://github.com/MichaelTMatthews/Craftax_Baselines), with 64 environments.
+``python peer_suites.py brax_sac|rejax_ppo <id> <seed> <steps> <every>`` trains, and prints the
+curve, (steps, mean greedy return), and the seconds with compilation and evaluations. brax's SAC has
+Playground's settings for it; Rejax's PPO has Craftax's baseline settings
+(https://github.com/MichaelTMatthews/Craftax_Baselines), with 64 environments.
 """
 
 import json
@@ -37,14 +39,23 @@ def brax_sac(id: str, seed: int, steps: int, every: int) -> list[tuple[int, floa
 
     settings = dict(dm_control_suite_params.brax_sac_config(id))
     sizes = settings.pop("network_factory", {})
-    settings.pop("num_resets_per_eval", None)  # brax's SAC has no such option, and resets in each episode
-    settings |= {"num_timesteps": steps, "num_evals": steps // every + 1, "seed": seed, "num_eval_envs": EPISODES}
+    settings.pop(
+        "num_resets_per_eval", None
+    )  # brax's SAC has no such option, and resets in each episode
+    settings |= {
+        "num_timesteps": steps,
+        "num_evals": steps // every + 1,
+        "seed": seed,
+        "num_eval_envs": EPISODES,
+    }
     curve: list[tuple[int, float]] = []
     sac.train(
         environment=registry.load(id, config_overrides={"impl": "jax"}),
         wrap_env_fn=wrapper.wrap_for_brax_training,
         network_factory=lambda *args, **named: networks.make_sac_networks(*args, **named, **sizes),
-        progress_fn=lambda at, metrics: curve.append((int(at), float(metrics["eval/episode_reward"]))),
+        progress_fn=lambda at, metrics: curve.append(
+            (int(at), float(metrics["eval/episode_reward"]))
+        ),
         **settings,
     )
     return curve

@@ -1,8 +1,10 @@
-"""Which placement is fastest: the basis of ``placement=auto``, and how well sampling uses every core.
+"""Which placement is fastest: the basis of ``placement=auto``, and how well sampling uses every
+core.
 
-``python experiments/bench/placements.py`` needs an otherwise idle machine and one XLA device per core. It measures in
-one process, in turn, so that ratios compare neighbours in time: first sampling alone at several widths on one device
-and on all, then the train step of each environment and algorithm, with its tuned settings, under every placement.
+``python experiments/bench/placements.py`` needs an otherwise idle machine and one XLA device per
+core. It measures in one process, in turn, so that ratios compare neighbours in time: first sampling
+alone at several widths on one device and on all, then the train step of each environment and
+algorithm, with its tuned settings, under every placement.
 """
 
 import json
@@ -32,15 +34,26 @@ RESULT = Path(__file__).parent.parent / "results" / "placements.json"
 REPEATS = 5
 WIDTHS = (64, 256)
 SAMPLING_STEPS = 16_384
-RUNS = (("halfcheetah", "ppo", 1), ("halfcheetah", "sac", 4), ("cartpole", "ppo", 16), ("pendulum", "sac", 64))
+RUNS = (
+    ("halfcheetah", "ppo", 1),
+    ("halfcheetah", "sac", 4),
+    ("cartpole", "ppo", 16),
+    ("pendulum", "sac", 64),
+)
 """Environment, algorithm, and ticks in a repeat."""
 
 Repeat = Callable[[], float]
 
 
-def ready(graph: Graph, place: Any, ticks: int, hyper: Any, warm: int = 1, seeds: int = 1) -> Repeat:
-    """Return a compiled program that has run ``warm`` chunks; calling it returns the seconds of one more."""
-    compiled = trial.compile_timed(graph, place(graph, jax.devices()), hyper, ticks=ticks, num_seeds=seeds)
+def ready(
+    graph: Graph, place: Any, ticks: int, hyper: Any, warm: int = 1, seeds: int = 1
+) -> Repeat:
+    """Return a compiled program that has run ``warm`` chunks; calling it returns the seconds of one
+    more.
+    """
+    compiled = trial.compile_timed(
+        graph, place(graph, jax.devices()), hyper, ticks=ticks, num_seeds=seeds
+    )
     timed = trial.warm(compiled, (warm - 1) * ticks)
     return lambda: timed(1)[0]
 
@@ -65,7 +78,9 @@ def sampling(name: str, num_envs: int) -> dict[str, Any]:
     length = SAMPLING_STEPS // num_envs
     graph = environments_only(jf.make_env(name, num_envs=num_envs), length)
     places = {"one device": fused, "all devices": data_parallel}
-    return in_turn({label: ready(graph, place, 1, ()) for label, place in places.items()}, num_envs * length)
+    return in_turn(
+        {label: ready(graph, place, 1, ()) for label, place in places.items()}, num_envs * length
+    )
 
 
 def training(name: str, algo: str, ticks: int, seeds: int = 1) -> dict[str, Any]:
@@ -74,17 +89,31 @@ def training(name: str, algo: str, ticks: int, seeds: int = 1) -> dict[str, Any]
     env, algorithm = jf.make_env(name, num_envs=run.num_envs), make_algorithm(run)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=run.total_steps))
     warm = 1 + -(-agent.warmup_ticks // ticks)
-    repeats = {label: ready(graph, place, ticks, algorithm.hyper, warm, seeds) for label, place in PLACEMENTS.items()}
+    repeats = {
+        label: ready(graph, place, ticks, algorithm.hyper, warm, seeds)
+        for label, place in PLACEMENTS.items()
+    }
     return in_turn(repeats, ticks * seeds * env.num_envs * agent.rollout_length)
 
 
 def main() -> None:
     """Measure everything, print tables, write the JSON."""
     jf.setup(cpu_devices=cpu_cores())
-    result: dict[str, Any] = {"machine": machine(), "versions": versions(), "repeats": REPEATS, "rows": {}}
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "versions": versions(),
+        "repeats": REPEATS,
+        "rows": {},
+    }
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
-        **{f"sampling halfcheetah, {w} environments": lambda w=w: sampling("halfcheetah", w) for w in WIDTHS},
-        **{f"{algo} {name}": lambda job=(name, algo, ticks): training(*job) for name, algo, ticks in RUNS},
+        **{
+            f"sampling halfcheetah, {w} environments": lambda w=w: sampling("halfcheetah", w)
+            for w in WIDTHS
+        },
+        **{
+            f"{algo} {name}": lambda job=(name, algo, ticks): training(*job)
+            for name, algo, ticks in RUNS
+        },
         "ppo cartpole, 8 seeds": lambda: training("cartpole", "ppo", 4, seeds=8),
         "sac pendulum, 8 seeds": lambda: training("pendulum", "sac", 16, seeds=8),
     }

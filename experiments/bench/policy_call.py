@@ -1,10 +1,12 @@
-"""Microseconds of one call of a policy in a loop of Python: called, under jax.jit, and by ONNX Runtime.
+"""Microseconds of one call of a policy in a loop of Python: called, under jax.jit, and by ONNX
+Runtime.
 
     python experiments/bench/policy_call.py [results.json]
 
-Gymnasium's CartPole-v1 (4 numbers, one of 2 actions) and HalfCheetah-v5's spaces (17 numbers in float64, 6 in float32),
-networks of 64 x 64 and 256 x 256, untrained: the time does not depend on the numbers. Each way is timed in turn, 15
-rounds of 1,000 calls; median, least and largest of the rounds. The limit is the bare ONNX session.
+Gymnasium's CartPole-v1 (4 numbers, one of 2 actions) and HalfCheetah-v5's spaces (17 numbers in
+float64, 6 in float32), networks of 64 x 64 and 256 x 256, untrained: the time does not depend on
+the numbers. Each way is timed in turn, 15 rounds of 1,000 calls; median, least and largest of the
+rounds. The limit is the bare ONNX session.
 """
 
 import json
@@ -24,7 +26,10 @@ from jaxrl_fast.policy.exporting import FORMATS
 
 ROUNDS, CALLS = 15, 1000
 ROWS = {
-    "CartPole-v1, ppo 64 x 64": ("CartPole-v1", jf.ppo(rollout_length=8, num_minibatches=1, policy_hidden=(64, 64))),
+    "CartPole-v1, ppo 64 x 64": (
+        "CartPole-v1",
+        jf.ppo(rollout_length=8, num_minibatches=1, policy_hidden=(64, 64)),
+    ),
     "HalfCheetah-v5, sac 256 x 256": (
         "HalfCheetah-v5",
         jf.sac(warmup_steps=16, batch_size=8, buffer_size=64, policy_hidden=(256, 256)),

@@ -1,10 +1,11 @@
 """The sampler pool against one process, Gymnasium's vector environments, EnvPool and Ray actors.
 
-``python experiments/bench/pool.py [--rounds 5] [--seconds 1] [row ...]`` needs an otherwise idle machine. It prints a
-table and writes ``results/pool.json``, where other rows stay unchanged. Rates are environment steps per second under
-uniform random actions: the median over rounds in which all contenders take turns (EnvPool and Ray separately, after
-them). A call in which Gymnasium's vector environments only reset is no step. Contenders whose package is not installed
-(ale-py, envpool, ray) are left out and named.
+``python experiments/bench/pool.py [--rounds 5] [--seconds 1] [row ...]`` needs an otherwise idle
+machine. It prints a table and writes ``results/pool.json``, where other rows stay unchanged. Rates
+are environment steps per second under uniform random actions: the median over rounds in which all
+contenders take turns (EnvPool and Ray separately, after them). A call in which Gymnasium's vector
+environments only reset is no step. Contenders whose package is not installed (ale-py, envpool, ray)
+are left out and named.
 """
 
 import argparse
@@ -40,7 +41,11 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 LIGHT = ("CartPole-v1", "Pendulum-v1", "Blackjack-v1")
 ROWS = {
     **{
-        f"{id} {n}": (id, n, ("one process", "at once", "pool", "pool, one group", "envpool backend", "envpool"))
+        f"{id} {n}": (
+            id,
+            n,
+            ("one process", "at once", "pool", "pool, one group", "envpool backend", "envpool"),
+        )
         for id in ("HalfCheetah-v5", "Hopper-v5")
         for n in (16, 64)
     },
@@ -50,18 +55,24 @@ ROWS = {
         for n in (15, 64)
     },
     **{
-        f"{id} 15": (id, 15, ("auto", "pool, one group", "pool, three groups", "sync", "async", "ray"))
+        f"{id} 15": (
+            id,
+            15,
+            ("auto", "pool, one group", "pool, three groups", "sync", "async", "ray"),
+        )
         for id in ("ALE/Pong-v5", "ALE/Pacman-v5", "ALE/SpaceInvaders-v5")
     },
 }
 """Row -> environment, number of environments, contenders.
 
-A pool has two groups where they divide the environments. With image observations three groups are faster than one: the
-parent copies 1.5 MB while the other groups step.
+A pool has two groups where they divide the environments. With image observations three groups are
+faster than one: the parent copies 1.5 MB while the other groups step.
 """
 NEEDS = {"envpool": "envpool", "envpool backend": "envpool", "ray": "ray"}
 APART = (("envpool backend", "envpool"), ("ray",))
-"""Measured after the others have ended: their threads and servers use the cores also between their turns."""
+"""Measured after the others have ended: their threads and servers use the cores also between their
+turns.
+"""
 RESULT = Path(__file__).parent.parent / "results" / "pool.json"
 
 
@@ -130,7 +141,9 @@ def at_once(id: str, num_envs: int) -> Contender:
         "for _ in sys.stdin: [one.batch(a) for a in actions]; print(1, flush=True)"
     )
     processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for _ in range(CORES)
     ]
 
@@ -152,7 +165,9 @@ def gymnasium_vector(host_spec: HostEnvSpec, num_envs: int, kind: str) -> Conten
         vector = gymnasium.vector.SyncVectorEnv(makers)
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX is imported, not running: its warning of forks does not matter here
+            warnings.simplefilter(
+                "ignore"
+            )  # JAX is imported, not running: its warning of forks does not matter here
             vector = gymnasium.vector.AsyncVectorEnv(makers)
     vector.reset(seed=0)
     ended = np.zeros(num_envs, bool)
@@ -253,7 +268,11 @@ def row(name: str, rounds: int, seconds: float) -> dict[str, Any]:
     actions = np.stack([sample(host_spec.act, rng, num_envs) for _ in range(64)])
     rates, notes = dict[str, list[float]](), list[str]()
     for together in ([n for n in names if n not in sum(APART, ())], *APART):
-        entered = {n: contender(n, id, num_envs, host_spec) for n in together if n in names and n not in missing}
+        entered = {
+            n: contender(n, id, num_envs, host_spec)
+            for n in together
+            if n in names and n not in missing
+        }
         rates |= take_turns(entered, actions, rounds, seconds)
         notes += [note for one in entered.values() for note in one.notes]
     medians = {n: statistics.median(values) for n, values in rates.items()}
@@ -285,8 +304,8 @@ def take_turns(
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Compute the required ratios: of the pool (with its best number of groups) to cores times one process, and to
-    the best of Gymnasium's, EnvPool and Ray.
+    """Compute the required ratios: of the pool (with its best number of groups) to cores times one
+    process, and to the best of Gymnasium's, EnvPool and Ray.
     """
     rates = dict(rates)
     rates["pool"] = max(rate for name, rate in rates.items() if name.startswith("pool"))
@@ -296,22 +315,31 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
         found["at once / (cores x one process)"] = rates["at once"] / (CORES * rates["one process"])
     for one in ("auto", "pool"):
         if one in rates and "sync" in rates:
-            found[f"{one} / better of sync and async"] = rates[one] / max(rates["sync"], rates["async"])
-    for one, other in (("auto", "ray"), ("pool", "ray"), ("pool", "envpool"), ("envpool backend", "envpool")):
+            found[f"{one} / better of sync and async"] = rates[one] / max(
+                rates["sync"], rates["async"]
+            )
+    for one, other in (
+        ("auto", "ray"),
+        ("pool", "ray"),
+        ("pool", "envpool"),
+        ("envpool backend", "envpool"),
+    ):
         if one in rates and other in rates:
             found[f"{one} / {other}"] = rates[one] / rates[other]
     return found
 
 
 def round_trip(seconds: float) -> dict[str, float]:
-    """Measure the pool's overhead per batch in microseconds: two environments that do nothing, in one group and in
-    two.
+    """Measure the pool's overhead per batch in microseconds: two environments that do nothing, in
+    one group and in two.
     """
     found = {}
     for workers in (0, 1, 2):
         for groups in (1, 2):
             options = PoolOptions(workers=workers, num_groups=groups)
-            one = of_host(make_custom_host(Nothing, num_envs=2 * groups, name="nothing", pool=options))
+            one = of_host(
+                make_custom_host(Nothing, num_envs=2 * groups, name="nothing", pool=options)
+            )
             batches = rate(one, np.zeros((1, 2 * groups), np.int32), seconds) / 2
             found[f"{workers} workers, {groups} groups"] = 1e6 / batches
             one.close()
@@ -319,8 +347,8 @@ def round_trip(seconds: float) -> dict[str, float]:
 
 
 def memory(id: str, num_envs: int) -> dict[str, float]:
-    """Measure the proportional memory, MiB, of the pool's workers and of as many plain processes with the same
-    environments.
+    """Measure the proportional memory, MiB, of the pool's workers and of as many plain processes
+    with the same environments.
     """
     share = num_envs // CORES
     code = (
@@ -330,7 +358,13 @@ def memory(id: str, num_envs: int) -> dict[str, float]:
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]
     plain = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=quiet)
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=quiet,
+        )
         for _ in range(CORES)
     ]
     for process in plain:
@@ -342,7 +376,10 @@ def memory(id: str, num_envs: int) -> dict[str, float]:
     host_spec = describe(recipes.recipe(id), id)
     rate(one, sample(host_spec.act, np.random.default_rng(0), num_envs)[None], 0.2)
     workers = set(children()) - before
-    found = {"pool_mib": sum(map(pss_mib, workers)), "plain_mib": sum(pss_mib(process.pid) for process in plain)}
+    found = {
+        "pool_mib": sum(map(pss_mib, workers)),
+        "plain_mib": sum(pss_mib(process.pid) for process in plain),
+    }
     one.close()
     for process in plain:
         process.communicate()
@@ -385,11 +422,24 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.rows) - set(ROWS):
         parser.error(f"no row {unknown.pop()!r}: write one of {', '.join(ROWS)}")
-    known = {one["row"]: one for one in json.loads(RESULT.read_text())["rows"]} if RESULT.exists() else {}
+    known = (
+        {one["row"]: one for one in json.loads(RESULT.read_text())["rows"]}
+        if RESULT.exists()
+        else {}
+    )
     for name in asked.rows or ROWS:
         found = known[name] = row(name, asked.rounds, asked.seconds) | {"machine": machine()}
-        print(f"{name:24}", *(f"{n} {value:,.0f}" for n, value in found.get("rates", {}).items()), sep="  ")
-        print(" " * 24, *(f"{n} {value:.2f}" for n, value in found.get("ratios", {}).items()), sep="  ", flush=True)
+        print(
+            f"{name:24}",
+            *(f"{n} {value:,.0f}" for n, value in found.get("rates", {}).items()),
+            sep="  ",
+        )
+        print(
+            " " * 24,
+            *(f"{n} {value:.2f}" for n, value in found.get("ratios", {}).items()),
+            sep="  ",
+            flush=True,
+        )
     setting = {
         "cores": CORES,
         "rounds": asked.rounds,

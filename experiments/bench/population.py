@@ -1,14 +1,17 @@
-"""Populations on this machine: what a member costs, and searches against other ways to use the same time or steps.
+"""Populations on this machine: what a member costs, and searches against other ways to use the same
+time or steps.
 
-    python experiments/bench/population.py members            cost of a member by the number of members
-    python experiments/bench/population.py ray                64 learning rates: this package and Ray Tune
-    python experiments/bench/population.py halving            successive halving against random search
-    python experiments/bench/population.py pbt                population-based training against random search
-    python experiments/bench/population.py gp                 cost-aware search against random search
-    python experiments/bench/population.py pages              write the tables of docs/populations.md
+    python experiments/bench/population.py members            cost of a member by the number of
+    members python experiments/bench/population.py ray                64 learning rates: this
+    package and Ray Tune python experiments/bench/population.py halving            successive
+    halving against random search python experiments/bench/population.py pbt
+    population-based training against random search python experiments/bench/population.py gp
+    cost-aware search against random search python experiments/bench/population.py pages
+    write the tables of docs/populations.md
 
-Each row is stored when it is complete, in experiments/results/population.json, and a repeated command goes on.
-`members` and `ray` need an idle machine. `ray` needs Ray: RAY_PYTHON=<python with this package and ray[tune]>.
+Each row is stored when it is complete, in experiments/results/population.json, and a repeated
+command goes on. `members` and `ray` need an idle machine. `ray` needs Ray: RAY_PYTHON=<python with
+this package and ray[tune]>.
 """
 
 import json
@@ -57,13 +60,21 @@ def measure_members(devices: int, count: int, num_envs: int = 8, repeats: int = 
     from jaxrl_fast.training.job import make_job
 
     place = "data_parallel" if devices > 1 else "fused"
-    words = [*CARTPOLE, f"num_envs={num_envs}", f"num_seeds={count}", f"placement={place}", f"devices={devices}"]
+    words = [
+        *CARTPOLE,
+        f"num_envs={num_envs}",
+        f"num_seeds={count}",
+        f"placement={place}",
+        f"devices={devices}",
+    ]
     run = compose(words)
     job = make_job(make_envs(run), make_algorithm(run), job_options(run), {})
     ticks = 8
     slots = places.make_slots(job, ticks, own_ticks=False)._replace(ticks_per_chunk=ticks)
     ready = places.compile_slots(slots)
-    hypers = [job.algorithm.hyper._replace(learning_rate=rate) for rate in np.geomspace(1e-5, 1e-2, count)]
+    hypers = [
+        job.algorithm.hyper._replace(learning_rate=rate) for rate in np.geomspace(1e-5, 1e-2, count)
+    ]
     state = places.begin(slots, ready, list(range(count)), hypers)
     chunk_ticks = slots.program.ticks_per_chunk
     seconds = []
@@ -93,7 +104,11 @@ def members() -> None:
         low, middle, high = (float(np.percentile(times, q)) for q in (0, 50, 100))
         store(
             f"members {name}",
-            {"ms": [middle, low, high], "ratio": middle / alone, "range": [low / alone, high / alone]},
+            {
+                "ms": [middle, low, high],
+                "ratio": middle / alone,
+                "range": [low / alone, high / alone],
+            },
         )
 
 
@@ -116,28 +131,50 @@ def empty_cache() -> dict[str, str]:
 
 
 def ray(total_steps: int) -> None:
-    """Time 64 learning rates as one command, and as trials of Ray Tune in a pool of two with one cache."""
+    """Time 64 learning rates as one command, and as trials of Ray Tune in a pool of two with one
+    cache.
+    """
     theirs_s, ours_s = [], []
     python = os.environ["RAY_PYTHON"]
     for _ in range(3 if total_steps < 500_000 else 1):
         began = time.perf_counter()
         words = [*CARTPOLE, RATE, "trials=64", f"total_steps={total_steps}", "finalists=1"]
-        line = [sys.executable, "-m", "jaxrl_fast.sweep", *words, f"run_dir={in_new_folder('ours')}"]
+        line = [
+            sys.executable,
+            "-m",
+            "jaxrl_fast.sweep",
+            *words,
+            f"run_dir={in_new_folder('ours')}",
+        ]
         subprocess.run(line, check=True, env=empty_cache(), capture_output=True)
         ours_s.append(time.perf_counter() - began)
         began = time.perf_counter()
         peer = Path(__file__).with_name("peer_ray_tune.py")
-        done = subprocess.run([python, peer, str(total_steps)], env=empty_cache(), capture_output=True, text=True)
+        done = subprocess.run(
+            [python, peer, str(total_steps)], env=empty_cache(), capture_output=True, text=True
+        )
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
         theirs_s.append(time.perf_counter() - began)
         print(total_steps, ours_s[-1], theirs_s[-1], flush=True)
     ratios = [a / b for a, b in zip(ours_s, theirs_s, strict=True)]
-    row = {"ours_s": ours_s, "ray_s": theirs_s, "ratio": float(np.median(ratios)), "range": [min(ratios), max(ratios)]}
+    row = {
+        "ours_s": ours_s,
+        "ray_s": theirs_s,
+        "ratio": float(np.median(ratios)),
+        "range": [min(ratios), max(ratios)],
+    }
     store(f"ray {total_steps}", row)
 
 
-HALVING = ["env=acrobot", "algo=ppo", "tuned=false", "total_steps=300_000", "trials=32", "at_once=16"]
+HALVING = [
+    "env=acrobot",
+    "algo=ppo",
+    "tuned=false",
+    "total_steps=300_000",
+    "trials=32",
+    "at_once=16",
+]
 HALVING += ["sample.algo.learning_rate=log:1e-5:1e-1", "sample.algo.entropy_coef=log:1e-4:1e-1"]
 HALVING += ["sample.algo.gae_lambda=uniform:0.8:1", "seeds_per_trial=1", "finalists=4"]
 
@@ -153,7 +190,14 @@ def halving(seed: int) -> None:
 
 def row_of(summary: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Pick the entries of a search that are stored."""
-    names = ("env_steps", "eval_return_mean", "eval_return_std", "eval_episodes", "best_settings", "trials")
+    names = (
+        "env_steps",
+        "eval_return_mean",
+        "eval_return_std",
+        "eval_episodes",
+        "best_settings",
+        "trials",
+    )
     return {**{name: summary.get(name) for name in names}, "seconds": seconds}
 
 
@@ -169,28 +213,53 @@ PBT_KINDS = {"pbt": [], "pbt2M": LONG, "asterix2M": ["env=asterix", *LONG]}
 def pbt(seed: int) -> None:
     """Compare population-based training of 8 with random search of 8 trials, of equal steps."""
     for kind, longer in PBT_KINDS.items():
-        for name, words in {"random": ["trials=8"], "pbt": ["population.size=8", "population.every=25_000"]}.items():
+        for name, words in {
+            "random": ["trials=8"],
+            "pbt": ["population.size=8", "population.every=25_000"],
+        }.items():
             if f"{kind} {name} {seed}" not in stored():
                 changed = [word.partition("=")[0] for word in longer]
                 base = [word for word in [*PBT, *words] if word.partition("=")[0] not in changed]
-                more = [word for word in longer if name == "pbt" or not word.startswith("population.")]
+                more = [
+                    word for word in longer if name == "pbt" or not word.startswith("population.")
+                ]
                 asked = [*base, *more, f"seed={100 * seed}", "finalists=4"]
                 folder = in_new_folder(name)
                 summary, seconds = sweep(asked, folder)
-                store(f"{kind} {name} {seed}", {**row_of(summary, seconds), "sampled": play_sampled(folder / "best")})
+                store(
+                    f"{kind} {name} {seed}",
+                    {**row_of(summary, seconds), "sampled": play_sampled(folder / "best")},
+                )
 
 
 def play_sampled(best: Path, episodes: int = 1_000) -> list[float]:
-    """Return mean and deviation of the return when actions are drawn, as MinAtar's published returns are.
+    """Return mean and deviation of the return when actions are drawn, as MinAtar's published
+    returns are.
 
-    A greedy policy of MinAtar's Breakout plays one of two episodes, by the side on which the ball starts.
+    A greedy policy of MinAtar's Breakout plays one of two episodes, by the side on which the ball
+    starts.
     """
-    words = [sys.executable, "-m", "jaxrl_fast.evaluate", str(best), f"episodes={episodes}", "sample=true"]
+    words = [
+        sys.executable,
+        "-m",
+        "jaxrl_fast.evaluate",
+        str(best),
+        f"episodes={episodes}",
+        "sample=true",
+    ]
     text = subprocess.run(words, check=True, capture_output=True, text=True, timeout=3600).stdout
     return [float(number) for number in re.findall(r"return +(\S+) ± (\S+)", text)[0]]
 
 
-GP = ["env=acrobot", "algo=ppo", "tuned=false", "total_steps=500_000", "trials=16", "at_once=4", "finalists=2"]
+GP = [
+    "env=acrobot",
+    "algo=ppo",
+    "tuned=false",
+    "total_steps=500_000",
+    "trials=16",
+    "at_once=4",
+    "finalists=2",
+]
 GP += ["sample.algo.learning_rate=log:1e-6:1", "sample.algo.gae_lambda=uniform:0.5:1"]
 GP += ["sample.algo.entropy_coef=log:1e-4:1"]
 
@@ -202,11 +271,15 @@ def gp(seed: int) -> None:
         if f"gp {name} {seed}" not in stored():
             folder = in_new_folder(name)
             summary, seconds = sweep([*GP, *words, f"seed={seed}"], folder)
-            store(f"gp {name} {seed}", {**row_of(summary, seconds), "curve": best_over_time(folder)})
+            store(
+                f"gp {name} {seed}", {**row_of(summary, seconds), "curve": best_over_time(folder)}
+            )
 
 
 def best_over_time(folder: Path) -> list[list[float]]:
-    """Return (seconds of training, best final score of a finished trial) in the order in which trials finished."""
+    """Return (seconds of training, best final score of a finished trial) in the order in which
+    trials finished.
+    """
     members = json.loads((folder / "members.json").read_text())["members"]
     curve, spent, best = [], 0.0, -np.inf
     for one in sorted(members, key=lambda m: m["number"]):
@@ -225,7 +298,10 @@ def write_page() -> None:
         for count in (1, 4, 16, 64):
             cells = [cost_of(rows.get(f"members {devices} {count}")) for devices in (1, 2)]
             lines.append(f"| {count} | {cells[0]} | {cells[1]} |")
-        lines += ["", "Cost of a member of PPO on CartPole, 8 environments, by one alone: median [least, most]."]
+        lines += [
+            "",
+            "Cost of a member of PPO on CartPole, 8 environments, by one alone: median [least, most].",
+        ]
     lines += ["", "| comparison | result |", "| --- | --- |", *comparisons(rows)]
     machines = {row["machine"] for row in rows.values()}
     text = "\n".join([*lines, "", f"Machines: {'; '.join(sorted(machines))}."])
@@ -235,7 +311,9 @@ def write_page() -> None:
 
 def cost_of(row: dict[str, Any] | None) -> str:
     """Write the cost of a member."""
-    return "" if row is None else f"{row['ratio']:.2f} [{row['range'][0]:.2f}, {row['range'][1]:.2f}]"
+    return (
+        "" if row is None else f"{row['ratio']:.2f} [{row['range'][0]:.2f}, {row['range'][1]:.2f}]"
+    )
 
 
 def comparisons(rows: dict[str, Any]) -> list[str]:
@@ -245,9 +323,14 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
         if row := rows.get(f"ray {steps}"):
             seconds = f"{np.median(row['ours_s']):.0f} s against {np.median(row['ray_s']):.0f} s"
             label = f"64 learning rates, {name} steps each, against Ray Tune in a pool of two with one cache"
-            lines.append(f"| {label} | {seconds}: {row['ratio']:.2f} [{row['range'][0]:.2f}, {row['range'][1]:.2f}] |")
+            lines.append(
+                f"| {label} | {seconds}: {row['ratio']:.2f} [{row['range'][0]:.2f}, {row['range'][1]:.2f}] |"
+            )
     labels = {
-        "halving": ("successive halving, 32 trials of Acrobot, 300,000 steps, on the same points", "halving"),
+        "halving": (
+            "successive halving, 32 trials of Acrobot, 300,000 steps, on the same points",
+            "halving",
+        ),
         "halving ": ("the same, first rung after 50,000 steps", "later"),
         "gp": ("`sampler=gp halving=4`, 16 trials of Acrobot, 500,000 steps", "gp"),
         "gp ": ("the same, first rung after 80,000 steps", "later"),
@@ -270,13 +353,22 @@ def comparisons(rows: dict[str, Any]) -> list[str]:
 
 def compared(found: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     """Write returns, and shares of steps and seconds."""
-    both = [[f"{row['eval_return_mean']:.1f} ± {row['eval_return_std']:.1f}" for row in pair] for pair in found]
-    drawn = [["{:.1f} ± {:.1f}".format(*row["sampled"]) for row in pair] for pair in found if "sampled" in pair[1]]
+    both = [
+        [f"{row['eval_return_mean']:.1f} ± {row['eval_return_std']:.1f}" for row in pair]
+        for pair in found
+    ]
+    drawn = [
+        ["{:.1f} ± {:.1f}".format(*row["sampled"]) for row in pair]
+        for pair in found
+        if "sampled" in pair[1]
+    ]
     steps = np.mean([b["env_steps"] / a["env_steps"] for a, b in found])
     seconds = [b["seconds"] / a["seconds"] for a, b in found]
     returns = "; ".join(f"{ours} (random {theirs})" for theirs, ours in both)
     if drawn:
-        returns += "; with drawn actions " + "; ".join(f"{ours} (random {theirs})" for theirs, ours in drawn)
+        returns += "; with drawn actions " + "; ".join(
+            f"{ours} (random {theirs})" for theirs, ours in drawn
+        )
     spread = f"{np.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
     return f"{returns}; {steps:.2f} × the steps, {spread} × the seconds"
 
@@ -285,13 +377,18 @@ def evorl_lines(done: dict[str, Any]) -> list[str]:
     """Write EvoRL's rows: processor seconds, since other work shared the cores."""
     lines = []
     ours = done["ours"]
-    for name, label in (("evorl", "its defaults"), ("evorl_cartpole_settings", "its settings for CartPole")):
+    for name, label in (
+        ("evorl", "its defaults"),
+        ("evorl_cartpole_settings", "its settings for CartPole"),
+    ):
         cells = [
             f"{np.median([one['processor_s'] for one in side]):.0f} s of processor time, returns "
             + ", ".join(f"{one['best_return_mean']:.0f}" for one in side)
             for side in (ours, done[name])
         ]
-        head = f"population-based training of 8, CartPole, 102,400 steps, against EvoRL with {label}"
+        head = (
+            f"population-based training of 8, CartPole, 102,400 steps, against EvoRL with {label}"
+        )
         lines.append(f"| {head} | {cells[0]}; EvoRL {cells[1]} |")
     return lines
 

@@ -1,8 +1,9 @@
 """How the time of a row's training is spent: `profiling` of its two parts.
 
-Environments and updates are traced separately, since a whole tick has more events than the profiler's buffer holds.
-Their shares in training follow from their separate rates, which `run.py` has measured. ``python
-experiments/bench/profile_rows.py`` profiles every row that `run.py` has measured, and writes its results next to them.
+Environments and updates are traced separately, since a whole tick has more events than the
+profiler's buffer holds. Their shares in training follow from their separate rates, which `run.py`
+has measured. ``python experiments/bench/profile_rows.py`` profiles every row that `run.py` has
+measured, and writes its results next to them.
 """
 
 import json

@@ -25,8 +25,8 @@ COVERED = 0.8
 
 
 def operations(function: Callable[[], Any]) -> dict[str, float]:
-    """Return seconds by name of XLA operation, summed over threads, in one call of ``function`` (which must be
-    warm).
+    """Return seconds by name of XLA operation, summed over threads, in one call of ``function``
+    (which must be warm).
     """
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -42,9 +42,13 @@ def operations(function: Callable[[], Any]) -> dict[str, float]:
             for event in line.events
             if any(name == "hlo_op" for name, _ in event.stats)
         ]
-    covered = (max(start + length for _, start, length in events) - min(start for _, start, _ in events)) * 1e-9
+    covered = (
+        max(start + length for _, start, length in events) - min(start for _, start, _ in events)
+    ) * 1e-9
     if covered < COVERED * wall_s:
-        raise SystemExit(f"the trace covers {covered:.3f} of {wall_s:.3f} s: profile a smaller part")
+        raise SystemExit(
+            f"the trace covers {covered:.3f} of {wall_s:.3f} s: profile a smaller part"
+        )
     seconds: dict[str, float] = defaultdict(float)
     for name, _, length in events:
         seconds[name] += length * 1e-9
@@ -55,17 +59,22 @@ def shares(seconds: dict[str, float]) -> dict[str, float]:
     """Return the same by kind, as shares of all."""
     kinds: dict[str, float] = defaultdict(float)
     for name, value in seconds.items():
-        kinds[next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise and the rest")] += value
+        kinds[
+            next(
+                (kind for kind, pattern in KINDS if re.search(pattern, name)),
+                "elementwise and the rest",
+            )
+        ] += value
     total = sum(kinds.values())
     return {kind: value / total for kind, value in sorted(kinds.items(), key=lambda item: -item[1])}
 
 
 def profile(function: Callable[[], Any]) -> dict[str, Any]:
-    """Return shares by kind and the largest operations, in seconds summed over threads, with the wall-clock and CPU
-    time of an untraced call.
+    """Return shares by kind and the largest operations, in seconds summed over threads, with the
+    wall-clock and CPU time of an untraced call.
 
-    The work of a matrix product's separate thread pool is in the CPU time only. Tracing slows operations of a
-    microsecond down, so that their sum may exceed the CPU time.
+    The work of a matrix product's separate thread pool is in the CPU time only. Tracing slows
+    operations of a microsecond down, so that their sum may exceed the CPU time.
     """
     cpu, wall = time.process_time(), time.perf_counter()
     jax.block_until_ready(function())

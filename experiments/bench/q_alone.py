@@ -1,8 +1,9 @@
-"""Worker: Gymnasium's Blackjack-v1 and nothing else: ``python q_alone.py <hit below> <minibatch> <rounds>``.
+"""Worker: Gymnasium's Blackjack-v1 and nothing else:
+``python q_alone.py <hit below> <minibatch> <rounds>``.
 
-One process per core steps its share of the environments of `q_learning`, one call after another, with a rule (hit below
-a sum) that costs nothing. A trainer that steps these environments on these cores, with episodes as long, cannot be
-faster. Below 18, an episode has 1.70 steps; below 14, 1.41.
+One process per core steps its share of the environments of `q_learning`, one call after another,
+with a rule (hit below a sum) that costs nothing. A trainer that steps these environments on these
+cores, with episodes as long, cannot be faster. Below 18, an episode has 1.70 steps; below 14, 1.41.
 """
 
 import multiprocessing
@@ -35,12 +36,17 @@ def play(hit_below: int, first: int, count: int, steps: int, ready: Any, results
 
 def main(hit_below: str, minibatch: str, rounds: str) -> None:
     """Play once, and print the seconds of the slowest process."""
-    size, steps = min(len(os.sched_getaffinity(0)), SETTINGS.num_envs), int(rounds) * SETTINGS.rollout_length
+    size, steps = (
+        min(len(os.sched_getaffinity(0)), SETTINGS.num_envs),
+        int(rounds) * SETTINGS.rollout_length,
+    )
     shares = [SETTINGS.num_envs // size + (i < SETTINGS.num_envs % size) for i in range(size)]
     context = multiprocessing.get_context("fork")
     ready, results = context.Barrier(size), context.Queue()
     players = [
-        context.Process(target=play, args=(int(hit_below), sum(shares[:i]), share, steps, ready, results))
+        context.Process(
+            target=play, args=(int(hit_below), sum(shares[:i]), share, steps, ready, results)
+        )
         for i, share in enumerate(shares)
     ]
     for player in players:
@@ -49,7 +55,14 @@ def main(hit_below: str, minibatch: str, rounds: str) -> None:
     for player in players:
         player.join()
     total = time.perf_counter() - BEGIN
-    say({"seconds": max(seconds), "total_s": total, "return": sum(returns) / size, "processes": size})
+    say(
+        {
+            "seconds": max(seconds),
+            "total_s": total,
+            "return": sum(returns) / size,
+            "processes": size,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""Blackjack of the Reactor paper's parallel Q-learning (see `q_learning`): Gymnasium's, and the same rules in JAX."""
+"""Blackjack of the Reactor paper's parallel Q-learning (see `q_learning`): Gymnasium's, and the
+same rules in JAX.
+"""
 
 import gymnasium
 import numpy as np
 
 
 class ThreeNumbers(gymnasium.ObservationWrapper):
-    """Observe the player's sum, the dealer's card and whether an ace counts 11, as three raw numbers."""
+    """Observe the player's sum, the dealer's card and whether an ace counts 11, as three raw
+    numbers.
+    """
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)

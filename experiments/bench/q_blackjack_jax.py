@@ -1,6 +1,7 @@
 """Gymnasium's Blackjack-v1 (``sab=True``) written in JAX, for `q_learning`.
 
-Cards come from an endless deck, the dealer draws to 17, and a natural wins unless the dealer has one too.
+Cards come from an endless deck, the dealer draws to 17, and a natural wins unless the dealer has
+one too.
 """
 
 from typing import NamedTuple
@@ -76,10 +77,12 @@ def play_out(hand: Hand, cards: jax.Array) -> Hand:
 
 
 def settle(table: Table, hit: jax.Array, cards: jax.Array) -> tuple[Table, jax.Array, jax.Array]:
-    """Return the table after a decision, the reward, and whether the game has ended; ``cards [DRAWS]`` are the next
-    ones.
+    """Return the table after a decision, the reward, and whether the game has ended;
+    ``cards [DRAWS]`` are the next ones.
     """
-    player = jax.tree.map(lambda a, b: jnp.where(hit, a, b), take(table.player, cards[0]), table.player)
+    player = jax.tree.map(
+        lambda a, b: jnp.where(hit, a, b), take(table.player, cards[0]), table.player
+    )
     bust = value(player) > 21
     dealer = play_out(table.dealer, cards)
     compared = jnp.sign(value(player) - jnp.where(value(dealer) > 21, 0, value(dealer)))
@@ -101,5 +104,7 @@ def make() -> jf.Env:
         obs = observe(table)
         return table, jf.Timestep(obs, obs, reward, terminated=over, truncated=jnp.zeros((), bool))
 
-    spec = jf.EnvSpec("Blackjack", jax.ShapeDtypeStruct((3,), jnp.float32), jf.Discrete(2), max_episode_steps=100)
+    spec = jf.EnvSpec(
+        "Blackjack", jax.ShapeDtypeStruct((3,), jnp.float32), jf.Discrete(2), max_episode_steps=100
+    )
     return jf.Env(spec, reset, step)

@@ -1,13 +1,15 @@
-"""Parallel Q-learning as in the Reactor paper: ours against Ray, as the authors wrote it and tuned, in turn.
+"""Parallel Q-learning as in the Reactor paper: ours against Ray, as the authors wrote it and tuned,
+in turn.
 
-The job: Blackjack, 16 environments x 100 steps and one update a round, 500 rounds, minibatches of 500, 1,000 and 2,000,
-MLP 3-32-2.
+The job: Blackjack, 16 environments x 100 steps and one update a round, 500 rounds, minibatches of
+500, 1,000 and 2,000, MLP 3-32-2.
 
-``make bench-ray`` makes Ray's environment and runs everything; ``python experiments/bench/q_learning.py [500|1000|2000
-...]`` runs some rows. ``workers`` compares ours with workers that act, in shorter turns. A row's rounds that are
-already in the file are not repeated, so an interrupted run can be resumed. ``--plan`` prints the plan, ``--page``
-writes the table only. Every contender is a new process. Ray and ours step the same Gymnasium Blackjack-v1, except
-"ours, compiled", which has the same rules in JAX. Run it on an otherwise idle machine.
+``make bench-ray`` makes Ray's environment and runs everything;
+``python experiments/bench/q_learning.py [500|1000|2000 ...]`` runs some rows. ``workers`` compares
+ours with workers that act, in shorter turns. A row's rounds that are already in the file are not
+repeated, so an interrupted run can be resumed. ``--plan`` prints the plan, ``--page`` writes the
+table only. Every contender is a new process. Ray and ours step the same Gymnasium Blackjack-v1,
+except "ours, compiled", which has the same rules in JAX. Run it on an otherwise idle machine.
 """
 
 import json
@@ -49,15 +51,17 @@ MINUTES = {500: 12, 1000: 6, 2000: 6}
 def turns(minibatch: int, name: str) -> int:
     """Number of runs of a contender.
 
-    Ray as written takes five minutes where the others take seconds, and no ratio refers to it: it runs once, with the
-    minibatch for which the paper gives a time.
+    Ray as written takes five minutes where the others take seconds, and no ratio refers to it: it
+    runs once, with the minibatch for which the paper gives a time.
     """
     if name != WRITTEN:
         return REPEATS
     return int(minibatch == MINIBATCHES[0])
 
 
-def measure(minibatch: int, document: dict[str, Any], rounds: int, programs: dict[str, Any], path: Path) -> None:
+def measure(
+    minibatch: int, document: dict[str, Any], rounds: int, programs: dict[str, Any], path: Path
+) -> None:
     """Run all contenders in turn, as often as results are missing; write after each."""
     runs = document["rows"].setdefault(str(minibatch), {})
     for repeat in range(REPEATS):
@@ -67,16 +71,19 @@ def measure(minibatch: int, document: dict[str, Any], rounds: int, programs: dic
                 continue
             found = once(*words, str(minibatch), str(rounds))
             where = {"machine": machine(), "versions": versions(RAY), "commit": commit()}
-            done.append({**found, "command": " ".join([*words[1:], str(minibatch), str(rounds)]), **where})
+            done.append(
+                {**found, "command": " ".join([*words[1:], str(minibatch), str(rounds)]), **where}
+            )
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            print(f"{minibatch}: {name} {found['seconds']:.1f} s, {found['total_s']:.1f} s in all", flush=True)
+            print(
+                f"{minibatch}: {name} {found['seconds']:.1f} s, {found['total_s']:.1f} s in all",
+                flush=True,
+            )
 
 
 def page(document: dict[str, Any], programs: dict[str, Any]) -> str:
     """Write the table, or a note that there is none yet."""
-    seconds = (
-        f"{document['rounds']} rounds, s | ratio to Ray tuned | with start and compilation, s | ratio to Ray tuned"
-    )
+    seconds = f"{document['rounds']} rounds, s | ratio to Ray tuned | with start and compilation, s | ratio to Ray tuned"
     lines = [f"| minibatch | program | {seconds} | mean return at the end |"]
     lines.append("|---|---|---|---|---|---|---|")
     for minibatch in MINIBATCHES:
@@ -96,7 +103,9 @@ def line(minibatch: int, name: str, runs: dict[str, list[dict[str, Any]]]) -> st
     cells = [f"{minibatch:,}", name]
     for key in ("seconds", "total_s"):
         seconds = spread([run[key] for run in runs[name]])
-        of = spread([run[key] / ray[key] for run, ray in zip(runs[name], runs["Ray, tuned"], strict=False)])
+        of = spread(
+            [run[key] / ray[key] for run, ray in zip(runs[name], runs["Ray, tuned"], strict=False)]
+        )
         cells.append(f"{seconds['median']:.1f} [{seconds['least']:.1f}, {seconds['most']:.1f}]")
         cells.append(f"{of['median']:.2f} [{of['least']:.2f}, {of['most']:.2f}]")
     cells.append(f"{spread([run['return'] for run in runs[name]])['median']:.3f}")
@@ -110,15 +119,22 @@ def main(words: list[str]) -> None:
         if word not in known:
             raise SystemExit(f"{word}: write one of {', '.join(known)}")
     later = "workers" in words
-    path, programs = (RESULT.with_stem("q_learning_workers"), WORKERS) if later else (RESULT, CONTENDERS)
+    path, programs = (
+        (RESULT.with_stem("q_learning_workers"), WORKERS) if later else (RESULT, CONTENDERS)
+    )
     new = {"rounds": WORKER_ROUNDS if later else ROUNDS, "must": MUST, "aim": AIM, "rows": {}}
     document = json.loads(path.read_text()) if path.exists() else new
     asked = [int(word) for word in words if word.isdigit()] or list(MINIBATCHES)
     if "--plan" in words:
         for minibatch in asked:
-            have = {name: len(document["rows"].get(str(minibatch), {}).get(name, [])) for name in programs}
+            have = {
+                name: len(document["rows"].get(str(minibatch), {}).get(name, []))
+                for name in programs
+            }
             wanted = {name: turns(minibatch, name) for name in programs}
-            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; required {wanted}, measured {have}")
+            print(
+                f"{minibatch}: about {MINUTES[minibatch]} minutes; required {wanted}, measured {have}"
+            )
         return
     if "--page" not in words:
         if not RAY.exists():

@@ -1,10 +1,11 @@
 """Worker: parallel Q-learning with Ray, in the environment of peers_ray.lock.
 
-``python q_ray.py written|tuned <minibatch> <rounds>`` uses the settings of `q_learning.SETTINGS`, which all programs
-share. ``written`` has the design of the Reactor paper's benchmark: an actor per environment, which sends each step as
-separate tensors, and a replay buffer that is an actor. ``tuned`` computes the same rounds with Ray's recommended
-design: an actor per core with a batch of environments, acting in NumPy; the weights are put once a round, a rollout
-comes back as six arrays, and the buffer is an array in the learner.
+``python q_ray.py written|tuned <minibatch> <rounds>`` uses the settings of `q_learning.SETTINGS`,
+which all programs share. ``written`` has the design of the Reactor paper's benchmark: an actor per
+environment, which sends each step as separate tensors, and a replay buffer that is an actor.
+``tuned`` computes the same rounds with Ray's recommended design: an actor per core with a batch of
+environments, acting in NumPy; the weights are put once a round, a rollout comes back as six arrays,
+and the buffer is an array in the learner.
 """
 
 import os
@@ -70,12 +71,18 @@ class OneEnvironment:
         for _ in range(SETTINGS.rollout_length):
             with torch.no_grad():
                 greedy = int(self.net(self.obs).argmax())
-            action = int(self.env.action_space.sample()) if random.random() < SETTINGS.epsilon else greedy
+            action = (
+                int(self.env.action_space.sample())
+                if random.random() < SETTINGS.epsilon
+                else greedy
+            )
             obs, reward, terminated, truncated, _ = self.env.step(action)
             following = torch.tensor([obs], dtype=torch.float32)
             steps.append((self.obs, action, float(reward), following, float(terminated)))
             over = terminated or truncated
-            self.obs = torch.tensor([self.env.reset()[0]], dtype=torch.float32) if over else following
+            self.obs = (
+                torch.tensor([self.env.reset()[0]], dtype=torch.float32) if over else following
+            )
         return steps
 
 
@@ -97,11 +104,15 @@ class ManyEnvironments:
 
     def __init__(self, first: int, count: int) -> None:
         self.envs = [gymnasium.make("Blackjack-v1", disable_env_checker=True) for _ in range(count)]
-        self.obs = np.array([env.reset(seed=first + i)[0] for i, env in enumerate(self.envs)], np.float32)
+        self.obs = np.array(
+            [env.reset(seed=first + i)[0] for i, env in enumerate(self.envs)], np.float32
+        )
         self.rng = np.random.default_rng(first)
 
     def rollout(self, weights: list[np.ndarray]) -> list[np.ndarray]:
-        """Return observation, action, reward, next observation and end of ``rollout_length * count`` steps."""
+        """Return observation, action, reward, next observation and end of
+        ``rollout_length * count`` steps.
+        """
         (first, first_bias, second, second_bias), kept = weights, []
         shape = SETTINGS.rollout_length, len(self.envs)
         explores, guess = self.rng.random(shape) < SETTINGS.epsilon, self.rng.integers(0, 2, shape)
@@ -111,7 +122,15 @@ class ManyEnvironments:
             stepped = [env.step(one) for env, one in zip(self.envs, action.tolist(), strict=True)]
             following = np.array([one[0] for one in stepped], np.float32)
             done = np.array([one[2] for one in stepped], np.float32)
-            kept.append((self.obs, action, np.array([one[1] for one in stepped], np.float32), following, done))
+            kept.append(
+                (
+                    self.obs,
+                    action,
+                    np.array([one[1] for one in stepped], np.float32),
+                    following,
+                    done,
+                )
+            )
             self.obs = following.copy()
             for i in np.flatnonzero(done):
                 self.obs[i] = self.envs[i].reset()[0]
@@ -125,8 +144,14 @@ def written(minibatch: int) -> Any:
 
     def round_() -> list[float]:
         weights = learner.net.state_dict()
-        steps = [step for rollout in ray.get([a.rollout.remote(weights) for a in actors]) for step in rollout]
-        obs, action, reward, following, done = zip(*ray.get(memory.exchange.remote(steps)), strict=True)
+        steps = [
+            step
+            for rollout in ray.get([a.rollout.remote(weights) for a in actors])
+            for step in rollout
+        ]
+        obs, action, reward, following, done = zip(
+            *ray.get(memory.exchange.remote(steps)), strict=True
+        )
         numbers = (torch.tensor(reward), torch.cat(following), torch.tensor(done))
         learner.update(torch.cat(obs), torch.tensor(action), *numbers)
         return [step[2] for step in steps if step[4]]

@@ -1,4 +1,5 @@
-"""Parallel Q-learning as in the Reactor paper's benchmark: the common settings of all programs of `q_learning`.
+"""Parallel Q-learning as in the Reactor paper's benchmark: the common settings of all programs of
+`q_learning`.
 
 Imports only packages that all programs have.
 """
@@ -7,8 +8,8 @@ from typing import NamedTuple
 
 
 class Settings(NamedTuple):
-    """A round is ``num_envs x rollout_length`` steps and one update; the target network updates every
-    ``target_period`` updates.
+    """A round is ``num_envs x rollout_length`` steps and one update; the target network updates
+    every ``target_period`` updates.
     """
 
     num_envs: int = 16

@@ -1,11 +1,13 @@
-"""A prototype of workers that act on several hosts: rollouts from Ray actors, each with a share of the environments.
+"""A prototype of workers that act on several hosts: rollouts from Ray actors, each with a share of
+the environments.
 
 ``<python with ray and this package> experiments/bench/ray_rollouts.py``
 
-Two actors on this machine stand for two hosts. The plan of a rollout (`envs.pool.rolling`) is sent to each once; in a
-tick the trainer puts parameters and random numbers into Ray's store and gets the rollouts back. The rollouts must
-equal one process's within 1e-6. In turn are measured: this prototype, worker processes without Ray, and central
-inference over Ray, which sends each step's actions to both actors. Nothing was run on several machines.
+Two actors on this machine stand for two hosts. The plan of a rollout (`envs.pool.rolling`) is sent
+to each once; in a tick the trainer puts parameters and random numbers into Ray's store and gets the
+rollouts back. The rollouts must equal one process's within 1e-6. In turn are measured: this
+prototype, worker processes without Ray, and central inference over Ray, which sends each step's
+actions to both actors. Nothing was run on several machines.
 """
 
 import json
@@ -43,7 +45,9 @@ class Host:
         self.fields = array_fields(NUM_ENVS, self.host_spec.observe, self.host_spec.act)
         self.arrays = place(self.fields, np.zeros(size_bytes(self.fields), np.uint8))
         self.rows, self.index = split(slice(0, NUM_ENVS), ACTORS)[index], index
-        self.stepper = make_stepper(self.host_spec, self.arrays, range(self.rows.start, self.rows.stop))
+        self.stepper = make_stepper(
+            self.host_spec, self.arrays, range(self.rows.start, self.rows.stop)
+        )
 
     def reset(self, seeds: list[int]) -> np.ndarray:
         """Start episodes, and return the first observations."""
@@ -56,7 +60,9 @@ class Host:
         plan = plan._replace(fields=rollout_fields(self.fields, plan.length, ACTORS) | plan.fields)
         self.shared = allocate(plan.fields, np.zeros(size_bytes(plan.fields), np.uint8))
         place_ = self.rows, self.index
-        self.make_rollout = make_roll(self.stepper.inside, self.host_spec, self.arrays, plan, self.shared, place_)
+        self.make_rollout = make_roll(
+            self.stepper.inside, self.host_spec, self.arrays, plan, self.shared, place_
+        )
 
     def roll(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Make a rollout, and return this share of it."""
@@ -64,7 +70,11 @@ class Host:
             self.shared[name][...] = value
         begin_rollout(self.shared, self.arrays)
         self.make_rollout()
-        return {name: own_rows(name, array, self.rows) for name, array in self.shared.items() if is_result(name)}
+        return {
+            name: own_rows(name, array, self.rows)
+            for name, array in self.shared.items()
+            if is_result(name)
+        }
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Make one step, as central inference does."""
@@ -80,7 +90,12 @@ def is_given(name: str) -> bool:
 
 def is_result(name: str) -> bool:
     """Return whether a rollout writes an array."""
-    return name.startswith(("carry", "decision", "memory")) or name in ("obs", "final_obs", "action", "facts")
+    return name.startswith(("carry", "decision", "memory")) or name in (
+        "obs",
+        "final_obs",
+        "action",
+        "facts",
+    )
 
 
 def own_rows(name: str, array: np.ndarray, rows: slice) -> np.ndarray:
@@ -113,24 +128,34 @@ def over_ray(env: HostEnv, hosts: list[Any]) -> HostEnv:
 
     def roll() -> None:
         given = ray.put({name: array for name, array in shared.items() if is_given(name)})
-        for rows, result in zip(parts, ray.get([host.roll.remote(given) for host in hosts]), strict=True):
+        for rows, result in zip(
+            parts, ray.get([host.roll.remote(given) for host in hosts]), strict=True
+        ):
             for name, value in result.items():
                 own_rows(name, shared[name], rows)[...] = value
         steps[0] += NUM_ENVS * len(shared["action"])
 
     return env._replace(
-        reset=reset, steps=lambda: steps[0], rollouts=Rollouts(load, roll, tuple(parts), print, lambda: asked.get(None))
+        reset=reset,
+        steps=lambda: steps[0],
+        rollouts=Rollouts(load, roll, tuple(parts), print, lambda: asked.get(None)),
     )
 
 
 def sampling(env: HostEnv, length: int = LENGTH, given: bool = False) -> Any:
-    """Return a function that makes a rollout with fixed parameters; ``given``: with random actions drawn beforehand."""
+    """Return a function that makes a rollout with fixed parameters; ``given``: with random actions
+    drawn beforehand.
+    """
     algorithm = jf.ppo(rollout_length=length)
     agent = bind(algorithm, env.spec, env.num_envs)
     if given:
-        agent = agent._replace(acting=agent.acting._replace(explore=drawing(env, agent.acting.explore)))
+        agent = agent._replace(
+            acting=agent.acting._replace(explore=drawing(env, agent.acting.explore))
+        )
     sample = sampler(env, agent)
-    inputs: dict[str, Any] = {n: Learned(init_params(agent.parts[n], jax.random.key(5))) for n in agent.acting.parts}
+    inputs: dict[str, Any] = {
+        n: Learned(init_params(agent.parts[n], jax.random.key(5))) for n in agent.acting.parts
+    }
     inputs["statistics"] = init_statistics(env, agent)
     hyper = jax.tree.map(jnp.float32, agent.hyper)
     state = sample.init(jax.random.key(0))
@@ -144,7 +169,9 @@ def sampling(env: HostEnv, length: int = LENGTH, given: bool = False) -> Any:
 
 
 def drawing(env: HostEnv, explore: Any) -> Any:
-    """Return a replacement of ``explore`` that draws actions without observations, and stores zeros with them."""
+    """Return a replacement of ``explore`` that draws actions without observations, and stores zeros
+    with them.
+    """
 
     def draw(learned: Any, carry: Any, obs: Any, first: Any, key: Any, hyper: Any) -> tuple:
         stored = jax.eval_shape(explore, learned, carry, obs, first, key, hyper)[2]
@@ -155,13 +182,20 @@ def drawing(env: HostEnv, explore: Any) -> Any:
 
 
 def central(hosts: list[Any]) -> float:
-    """Return the seconds of a rollout with a message to each actor at each step; actions cost nothing here."""
+    """Return the seconds of a rollout with a message to each actor at each step; actions cost
+    nothing here.
+    """
     import ray
 
     sizes = [rows.stop - rows.start for rows in split(slice(0, NUM_ENVS), ACTORS)]
     began = time.perf_counter()
     for t in range(LENGTH):
-        ray.get([host.step.remote(np.full(size, t % 2)) for host, size in zip(hosts, sizes, strict=True)])
+        ray.get(
+            [
+                host.step.remote(np.full(size, t % 2))
+                for host, size in zip(hosts, sizes, strict=True)
+            ]
+        )
     return time.perf_counter() - began
 
 
@@ -181,7 +215,9 @@ def main() -> None:
     for tick in range(2):
         want = alone(tick)
         for rollout in sides.values():
-            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), rollout(tick), want)
+            jax.tree.map(
+                partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), rollout(tick), want
+            )
     seconds: dict[str, list[float]] = {name: [] for name in (*sides, "central inference over Ray")}
     for repeat in range(REPEATS):
         for name, rollout in sides.items():
@@ -191,11 +227,18 @@ def main() -> None:
         seconds["central inference over Ray"].append(central(hosts))
     for name, row in seconds.items():
         rates = sorted(NUM_ENVS * LENGTH / s for s in row)
-        print(f"{name}: {statistics.median(rates):,.0f} [{rates[0]:,.0f}, {rates[-1]:,.0f}] steps/s")
+        print(
+            f"{name}: {statistics.median(rates):,.0f} [{rates[0]:,.0f}, {rates[-1]:,.0f}] steps/s"
+        )
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from describe import machine, versions
 
-    document = {"seconds_of_a_rollout": seconds, "num_envs": NUM_ENVS, "length": LENGTH, "actors": ACTORS}
+    document = {
+        "seconds_of_a_rollout": seconds,
+        "num_envs": NUM_ENVS,
+        "length": LENGTH,
+        "actors": ACTORS,
+    }
     document |= {"machine": machine(), "versions": versions()["ours"] | {"ray": ray.__version__}}
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -1,9 +1,11 @@
-"""Prioritized replay: our sum tree, rebuilt each tick, against flashbax's, which is updated in place.
+"""Prioritized replay: our sum tree, rebuilt each tick, against flashbax's, which is updated in
+place.
 
-``python experiments/bench/replay_speed.py`` (after ``pip install --no-deps flashbax==0.1.3``) makes the same ticks with
-both: add a step of 64 environments, sample K batches of 256, return their priorities. Ours samples a tick's batches at
-once; flashbax is called in its usual way, once for each batch, all of a tick in one program. They run in turn; medians
-and spread are written to experiments/results/replay_speed.json. Run it on an otherwise idle machine.
+``python experiments/bench/replay_speed.py`` (after ``pip install --no-deps flashbax==0.1.3``) makes
+the same ticks with both: add a step of 64 environments, sample K batches of 256, return their
+priorities. Ours samples a tick's batches at once; flashbax is called in its usual way, once for
+each batch, all of a tick in one program. They run in turn; medians and spread are written to
+experiments/results/replay_speed.json. Run it on an otherwise idle machine.
 """
 
 import json
@@ -74,7 +76,9 @@ def theirs(capacity: int, batches: int) -> tuple[Any, Tick]:
 
     def without_time(step: Transition) -> dict[str, Any]:
         kept = step._replace(extras={}, first={})._asdict()
-        return jax.tree.map(lambda x: x[0], {name: value for name, value in kept.items() if name != "next_obs"})
+        return jax.tree.map(
+            lambda x: x[0], {name: value for name, value in kept.items() if name != "next_obs"}
+        )
 
     def tick(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         add_key, batch_key = jax.random.split(key)
@@ -135,7 +139,12 @@ def main() -> None:
     for capacity, batches in SIZES:
         rows.append(compare(capacity, batches))
         print(rows[-1], flush=True)
-    found = {"machine": machine(), "versions": {**versions(), "flashbax": "0.1.3"}, "batch": BATCH, "rows": rows}
+    found = {
+        "machine": machine(),
+        "versions": {**versions(), "flashbax": "0.1.3"},
+        "batch": BATCH,
+        "rows": rows,
+    }
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -25,10 +25,14 @@ WITH = {
 def write_report(folder: Path) -> str:
     """Write ``table.md`` and ``bench.png`` next to the rows; return the table."""
     rows = {
-        name: json.loads((folder / f"{name}.json").read_text()) for name in ORDER if (folder / f"{name}.json").exists()
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in ORDER
+        if (folder / f"{name}.json").exists()
     }
     profiles = {name: folder / f"profile_{name}.json" for name in rows}
-    profiles = {name: json.loads(path.read_text()) for name, path in profiles.items() if path.exists()}
+    profiles = {
+        name: json.loads(path.read_text()) for name, path in profiles.items() if path.exists()
+    }
     table = "\n".join([*_rates(rows), "", *_bounds(rows), "", *_profiles(rows, profiles)]) + "\n"
     (folder / "table.md").write_text(table)
     _chart(rows, folder / "bench.png")
@@ -76,9 +80,13 @@ def _profiles(rows: dict[str, Any], profiles: dict[str, Any]) -> list[str]:
     ]
     for name, parts in profiles.items():
         for part, profile in parts.items():
-            kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in profile["shares"].items() if share >= 0.01)
+            kinds = ", ".join(
+                f"{kind} {share:.0%}" for kind, share in profile["shares"].items() if share >= 0.01
+            )
             share = f"{profile['share_of_training']:.0%}"
-            times = " / ".join(f"{1e3 * profile[time]:,.0f}" for time in ("traced_s", "cpu_s", "wall_s"))
+            times = " / ".join(
+                f"{1e3 * profile[time]:,.0f}" for time in ("traced_s", "cpu_s", "wall_s")
+            )
             lines.append(f"| {rows[name]['title']} | {part} | {share} | {kinds} | {times} ms |")
     return lines
 
@@ -112,7 +120,9 @@ def _chart(rows: dict[str, Any], path: Path) -> None:
             goal = 1 / goal if row["unit"] == "seconds" else goal
             axes.plot([goal, goal], [y - 0.38, y + 0.38], color="#cc3311", linestyle=style)
     axes.axvline(1.0, color="grey", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [row["title"].replace(", ", ",\n", 1) for row in rows.values()])
+    axes.set_yticks(
+        range(len(rows)), [row["title"].replace(", ", ",\n", 1) for row in rows.values()]
+    )
     axes.invert_yaxis()
     axes.set_xlabel("speed, times the peer's (red: must, dotted: aim)")
     for side in ("top", "right"):

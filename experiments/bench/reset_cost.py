@@ -1,8 +1,9 @@
 """The cost of new initial states: our bank of initial states against no reset at all.
 
-``python experiments/bench/reset_cost.py`` needs an otherwise idle machine. It measures steady-state steps/s of a
-32-step unroll under uniform random actions, with 256 environments. The baseline has a bank that is drawn once and
-reused, so that only the drawing differs. Both are timed in turn (A B A B ...).
+``python experiments/bench/reset_cost.py`` needs an otherwise idle machine. It measures steady-state
+steps/s of a 32-step unroll under uniform random actions, with 256 environments. The baseline has a
+bank that is drawn once and reused, so that only the drawing differs. Both are timed in turn (A B A
+B ...).
 """
 
 import json
@@ -36,7 +37,11 @@ def unrolls(env: VecEnv) -> Run:
     """Compile ``UNROLLS_PER_REPEAT`` unrolls under uniform random actions."""
 
     def act(carry: tuple, obs: Any, first: jax.Array, key: jax.Array) -> tuple:
-        return jax.random.uniform(key, (NUM_ENVS, *env.spec.action.low.shape), jnp.float32, -1.0, 1.0), carry, ()
+        return (
+            jax.random.uniform(key, (NUM_ENVS, *env.spec.action.low.shape), jnp.float32, -1.0, 1.0),
+            carry,
+            (),
+        )
 
     def run(state: SamplerState, key: jax.Array) -> SamplerState:
         def one(state: SamplerState, key: jax.Array) -> tuple[SamplerState, jax.Array]:
@@ -62,7 +67,9 @@ def seconds(run: Run, state: SamplerState, key: jax.Array) -> float:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Return the median rates of both, and the cost: one minus the median of the ratios of neighbours in time."""
+    """Return the median rates of both, and the cost: one minus the median of the ratios of
+    neighbours in time.
+    """
     env = vectorize(make(name, backend="spring"), num_envs=NUM_ENVS)
     bank, floor = unrolls(env), unrolls(without_drawing(env))
     state = jax.jit(lambda key: start(env, (), key))(jax.random.key(0))

@@ -1,8 +1,9 @@
-"""Speed of one's own robot and simulator, as `docs/tutorials/robot.md` has them: steps per second by width.
+"""Speed of one's own robot and simulator, as `docs/tutorials/robot.md` has them: steps per second
+by width.
 
-``python experiments/bench/robots.py`` measures the pole by MJX and by MuJoCo's own C on the pool, under random actions,
-and, where PyTorch is installed, the simulator alone and in PPO's sampling. It writes the table of that page. Run
-nothing else meanwhile.
+``python experiments/bench/robots.py`` measures the pole by MJX and by MuJoCo's own C on the pool,
+under random actions, and, where PyTorch is installed, the simulator alone and in PPO's sampling. It
+writes the table of that page. Run nothing else meanwhile.
 """
 
 import json
@@ -22,7 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from describe import ROOT, commit, machine, versions
 from suites import MARKS, middle, playing, timed
 
-RESULT, PAGE = ROOT / "experiments" / "results" / "bench" / "robots.json", ROOT / "docs" / "tutorials" / "robot.md"
+RESULT, PAGE = (
+    ROOT / "experiments" / "results" / "bench" / "robots.json",
+    ROOT / "docs" / "tutorials" / "robot.md",
+)
 WIDTHS, REPEATS, STEPS, CORES = (2, 16, 128, 1024), 5, 64, "0,1"
 KINDS = "mjx", "mujoco", "torch alone", "torch in PPO"
 
@@ -30,7 +34,10 @@ KINDS = "mjx", "mujoco", "torch alone", "torch in PPO"
 def written(place: Path) -> None:
     """Write the page's files, and import from there."""
     text = PAGE.read_text()
-    blocks = {kind: re.findall(rf"```{kind}\n(.*?)```", text, flags=re.DOTALL) for kind in ("xml", "python")}
+    blocks = {
+        kind: re.findall(rf"```{kind}\n(.*?)```", text, flags=re.DOTALL)
+        for kind in ("xml", "python")
+    }
     (place / "pole.xml").write_text(blocks["xml"][0])
     (place / "pole.py").write_text(blocks["python"][0])
     (place / "pendulums.py").write_text(blocks["python"][1])
@@ -61,7 +68,9 @@ def robot(backend: str, width: int) -> list[float]:
         state, obs = jax.jit(env.reset)(jax.random.key(0))
         return timed(playing(env), (state, obs, jax.random.key(1)), width * STEPS, REPEATS)[0]
     env.reset(0)
-    actions = np.random.default_rng(0).uniform(-1, 1, (width // env.num_groups, 1)).astype(np.float32)
+    actions = (
+        np.random.default_rng(0).uniform(-1, 1, (width // env.num_groups, 1)).astype(np.float32)
+    )
     for group in range(env.num_groups):
         env.send(actions, group)
 
@@ -107,13 +116,20 @@ def write_page() -> None:
     """Write the table between its marks."""
     done = json.loads(RESULT.read_text())
     poles, pendulums = ("this pole, MJX", "this pole, MuJoCo in C"), "the pendulums"
-    head = ["environments", *poles, f"{pendulums} below, alone", f"{pendulums} sampled by PPO, share of alone"]
+    head = [
+        "environments",
+        *poles,
+        f"{pendulums} below, alone",
+        f"{pendulums} sampled by PPO, share of alone",
+    ]
     rows = [head, ["---"] * len(head)]
     for width in WIDTHS:
         found = {kind: done["rates"].get(f"{kind} {width}") for kind in KINDS}
         cells = [middle(found[kind]) if found[kind] else "" for kind in KINDS]
         if found[KINDS[2]]:
-            cells[3] += f", {statistics.median(found[KINDS[3]]) / statistics.median(found[KINDS[2]]):.2f}"
+            cells[3] += (
+                f", {statistics.median(found[KINDS[3]]) / statistics.median(found[KINDS[2]]):.2f}"
+            )
         rows.append([str(width), *cells])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     before, after = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
@@ -134,7 +150,11 @@ def main() -> None:
                 rates[f"{kind} {width}"] = json.loads(done.stdout.splitlines()[-1])
             print(kind, width, rates.get(f"{kind} {width}"), flush=True)
     RESULT.write_text(
-        json.dumps({"rates": rates, "machine": machine(), "versions": versions(), "commit": commit()}, indent=1) + "\n"
+        json.dumps(
+            {"rates": rates, "machine": machine(), "versions": versions(), "commit": commit()},
+            indent=1,
+        )
+        + "\n"
     )
     write_page()
 

@@ -1,8 +1,10 @@
-"""The benchmark against other libraries: ours and theirs in turn, with the bounds of the same run in each row.
+"""The benchmark against other libraries: ours and theirs in turn, with the bounds of the same run
+in each row.
 
-``make bench`` sets up the other libraries and runs every row, ``make bench ROWS=sac_halfcheetah`` one. A row's workers
-are compiled and warm before the first repeat, and then measured A B A B ...: a ratio is the median over the repeats of
-rival and ours in the same round, so that a machine that slows down slows both. Run it on an otherwise idle machine.
+``make bench`` sets up the other libraries and runs every row, ``make bench ROWS=sac_halfcheetah``
+one. A row's workers are compiled and warm before the first repeat, and then measured A B A B ...: a
+ratio is the median over the repeats of rival and ours in the same round, so that a machine that
+slows down slows both. Run it on an otherwise idle machine.
 """
 
 import json
@@ -25,11 +27,11 @@ PEERS = Path(os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers" / 
 
 
 class Row(NamedTuple):
-    """One line of the table: the other library's worker, the counted unit (``steps`` or ``updates`` per second), and
-    the goals.
+    """One line of the table: the other library's worker, the counted unit (``steps`` or ``updates``
+    per second), and the goals.
 
-    ``bf16``, ``apart``: whether ours is measured with `precision=bf16` too, and with actor and critic on separate
-    devices.
+    ``bf16``, ``apart``: whether ours is measured with `precision=bf16` too, and with actor and
+    critic on separate devices.
     """
 
     title: str
@@ -48,18 +50,45 @@ def _rejax(num_envs: int, iterations: int) -> tuple[str, ...]:
 
 ROWS = {
     "ppo_halfcheetah": Row(
-        "PPO halfcheetah (brax spring), steps/s", ("peer_brax.py", "ppo"), "steps", 1.6, 2.0, 3, bf16=False
+        "PPO halfcheetah (brax spring), steps/s",
+        ("peer_brax.py", "ppo"),
+        "steps",
+        1.6,
+        2.0,
+        3,
+        bf16=False,
     ),
     "sac_halfcheetah": Row(
-        "SAC halfcheetah (brax spring), updates/s of 512", ("peer_brax.py", "sac"), "updates", 1.05, 1.3, 15
+        "SAC halfcheetah (brax spring), updates/s of 512",
+        ("peer_brax.py", "sac"),
+        "updates",
+        1.05,
+        1.3,
+        15,
     ),
     "sac_halfcheetah_256": Row(
-        "SAC halfcheetah, updates/s of 256", ("peer_brax.py", "sac", "256"), "updates", 1.05, 1.3, 15, bf16=False
+        "SAC halfcheetah, updates/s of 256",
+        ("peer_brax.py", "sac", "256"),
+        "updates",
+        1.05,
+        1.3,
+        15,
+        bf16=False,
     ),
-    "ppo_cartpole": Row("PPO CartPole (gymnax), 64 environments, steps/s", _rejax(64, 50), "steps", 1.6, 2.5, 9),
-    "ppo_cartpole_4": Row("PPO CartPole, 4 environments, steps/s", _rejax(4, 200), "steps", 1.2, 2.5, 9, bf16=False),
+    "ppo_cartpole": Row(
+        "PPO CartPole (gymnax), 64 environments, steps/s", _rejax(64, 50), "steps", 1.6, 2.5, 9
+    ),
+    "ppo_cartpole_4": Row(
+        "PPO CartPole, 4 environments, steps/s", _rejax(4, 200), "steps", 1.2, 2.5, 9, bf16=False
+    ),
     "ppo_cartpole_2048": Row(
-        "PPO CartPole, 2,048 environments, steps/s", _rejax(2048, 4), "steps", 1.5, 2.5, 9, bf16=False
+        "PPO CartPole, 2,048 environments, steps/s",
+        _rejax(2048, 4),
+        "steps",
+        1.5,
+        2.5,
+        9,
+        bf16=False,
     ),
 }
 SOLVE = "cartpole_8_seeds"
@@ -69,11 +98,12 @@ SOLVE_AT = {
     "ours": ("2e-3", "normalized", 6 * 65_536),
     "ours, raw": ("2e-3", "raw", 2 * 65_536),
 }
-"""Learning rate, observations, and the fewest steps, in multiples of 65,536, at which the mean over seeds reached 475.
+"""Learning rate, observations, and the fewest steps, in multiples of 65,536, at which the mean over
+seeds reached 475.
 
-Searched with ``solve <rate> <raw|normalized> <steps> <evaluations>`` over the rates 1e-3, 2e-3 and 4e-3. On this
-machine Rejax reached 475 within 655,360 steps in this setting only, so both libraries are compared in it. The third
-line is ours in its best setting.
+Searched with ``solve <rate> <raw|normalized> <steps> <evaluations>`` over the rates 1e-3, 2e-3 and
+4e-3. On this machine Rejax reached 475 within 655,360 steps in this setting only, so both libraries
+are compared in it. The third line is ours in its best setting.
 """
 
 
@@ -82,7 +112,12 @@ class Worker:
 
     def __init__(self, python: str, *words: str) -> None:
         self.process = subprocess.Popen(
-            [python, *words], cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [python, *words],
+            cwd=HERE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.words = words
 
@@ -114,7 +149,15 @@ def measure(name: str) -> dict[str, Any]:
     if row.bf16:
         words["ours, bf16"] = (sys.executable, "ours.py", name, "train", "", "bf16")
     if row.apart:
-        words["ours, apart"] = (sys.executable, "ours.py", name, "train", "actor_critic", "f32", "actor_critic")
+        words["ours, apart"] = (
+            sys.executable,
+            "ours.py",
+            name,
+            "train",
+            "actor_critic",
+            "f32",
+            "actor_critic",
+        )
     workers: dict[str, Worker] = {}
     ready: dict[str, dict[str, Any]] = {}
     rounds: dict[str, list[dict[str, Any]]] = {what: [] for what in words}
@@ -126,7 +169,9 @@ def measure(name: str) -> dict[str, Any]:
         for number in range(row.repeats):
             for what, worker in workers.items():
                 rounds[what].append(worker.repeat())
-            seconds = ", ".join(f"{what} {times[-1]['seconds']:.2f} s" for what, times in rounds.items())
+            seconds = ", ".join(
+                f"{what} {times[-1]['seconds']:.2f} s" for what, times in rounds.items()
+            )
             print(f"{name}: round {number + 1} of {row.repeats}: {seconds}", flush=True)
     finally:
         for worker in workers.values():
@@ -135,7 +180,9 @@ def measure(name: str) -> dict[str, Any]:
     return summarize(name, ready, rounds)
 
 
-def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def summarize(
+    name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
     """Compute medians and spreads; ratios are computed round by round."""
     row = ROWS[name]
     rates = {what: [r[row.unit] / r["seconds"] for r in times] for what, times in rounds.items()}
@@ -155,7 +202,9 @@ def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str,
         "repeats": row.repeats,
         "rate": {what: spread(values) for what, values in rates.items()},
         "ratio": spread([a / b for a, b in zip(rates["ours"], rates["peer"], strict=True)]),
-        "share_of_bound": spread([share_of_bound(*seconds) for seconds in zip(*parts, strict=True)]),
+        "share_of_bound": spread(
+            [share_of_bound(*seconds) for seconds in zip(*parts, strict=True)]
+        ),
         "compile_s": {"peer": peer_compile, "ours": ready["ours"]["compile_s"]},
         "rounds": rounds,
     }
@@ -172,17 +221,23 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def solve() -> dict[str, Any]:
-    """Measure the wall-clock time from an empty cache to 475 over eight seeds: new processes, in turn, one
-    evaluation at the end.
+    """Measure the wall-clock time from an empty cache to 475 over eight seeds: new processes, in
+    turn, one evaluation at the end.
     """
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SOLVE_AT}
     for _ in range(SOLVE_REPEATS):
         for side, (rate, observations, steps) in SOLVE_AT.items():
-            words = (str(PEERS), "peer_rejax.py", "solve") if side == "peer" else (sys.executable, "ours.py", "solve")
+            words = (
+                (str(PEERS), "peer_rejax.py", "solve")
+                if side == "peer"
+                else (sys.executable, "ours.py", "solve")
+            )
             runs[side].append(once(*words, rate, observations, str(steps), "1"))
             print(f"{SOLVE}: {side} {runs[side][-1]}", flush=True)
     ratio = {
-        side: spread([a["seconds"] / b["seconds"] for a, b in zip(times, runs["peer"], strict=True)])
+        side: spread(
+            [a["seconds"] / b["seconds"] for a, b in zip(times, runs["peer"], strict=True)]
+        )
         for side, times in runs.items()
     }
     return {
@@ -196,7 +251,9 @@ def solve() -> dict[str, Any]:
         "rate": {side: spread([r["seconds"] for r in times]) for side, times in runs.items()},
         "ratio": ratio["ours"],
         "ratio_raw": ratio["ours, raw"],
-        "compile_s": {side: statistics.median(r["compile_s"] for r in times) for side, times in runs.items()},
+        "compile_s": {
+            side: statistics.median(r["compile_s"] for r in times) for side, times in runs.items()
+        },
         "reached": {side: [r["curve"][-1] for r in times] for side, times in runs.items()},
     }
 

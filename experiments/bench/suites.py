@@ -1,8 +1,9 @@
-"""Speed in the suites of other libraries: steps per second under random actions and in training, and compile time.
+"""Speed in the suites of other libraries: steps per second under random actions and in training,
+and compile time.
 
-``python experiments/bench/suites.py`` measures the missing rows, ``... craftax`` one suite, ``--page`` only writes the
-table of ``docs/suites.md``. The numbers of environments are 1, 8 and 64 for each of two cores. It needs the environment
-of ``make suites``. Run nothing else meanwhile.
+``python experiments/bench/suites.py`` measures the missing rows, ``... craftax`` one suite,
+``--page`` only writes the table of ``docs/suites.md``. The numbers of environments are 1, 8 and 64
+for each of two cores. It needs the environment of ``make suites``. Run nothing else meanwhile.
 """
 
 import json
@@ -16,7 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from describe import ROOT, commit, machine, machines_line, versions
 
-RESULT, PAGE = ROOT / "experiments" / "results" / "bench" / "suites.json", ROOT / "docs" / "suites.md"
+RESULT, PAGE = (
+    ROOT / "experiments" / "results" / "bench" / "suites.json",
+    ROOT / "docs" / "suites.md",
+)
 WIDTHS, REPEATS, CORES = (2, 16, 128), 3, "0,1"
 MARKS = "<!-- speed -->", "<!-- end of speed -->"
 ROWS = {
@@ -52,11 +56,18 @@ def measure_here(name: str, id: str, width: int, repeats: int) -> dict[str, Any]
     trained = lambda state: (step(state)[0],)  # noqa: E731
     tick = width * algorithm.sizes(width, 100_000)["rollout_length"]
     train, train_compile_s = timed(trained, (jax.jit(init)(jax.random.key(0)),), tick, repeats)
-    return {"random": random, "compile_s": compile_s, "train": train, "train_compile_s": train_compile_s}
+    return {
+        "random": random,
+        "compile_s": compile_s,
+        "train": train,
+        "train_compile_s": train_compile_s,
+    }
 
 
 def playing(env: Any) -> Any:
-    """Return ``(state, obs, key) -> (state, obs, key)`` of `STEPS` steps with random actions that the mask allows."""
+    """Return ``(state, obs, key) -> (state, obs, key)`` of `STEPS` steps with random actions that
+    the mask allows.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -68,16 +79,22 @@ def playing(env: Any) -> Any:
         def step(carried: Any, t: Any) -> Any:
             state, obs = carried
             now = jax.random.fold_in(key, t)
-            state, ts = env.step(state, uniform_action(env.spec.action, obs, (env.num_envs,), now), now, bank, t)
+            state, ts = env.step(
+                state, uniform_action(env.spec.action, obs, (env.num_envs,), now), now, bank, t
+            )
             return (state, ts.obs), None
 
-        return *jax.lax.scan(step, (state, obs), jnp.arange(STEPS))[0], jax.random.fold_in(key, STEPS)
+        return *jax.lax.scan(step, (state, obs), jnp.arange(STEPS))[0], jax.random.fold_in(
+            key, STEPS
+        )
 
     return play
 
 
 def timed(function: Any, args: tuple, steps: int, repeats: int) -> tuple[list[float], float]:
-    """Return steps per second of calls of a function that returns its next arguments, and the seconds to compile it."""
+    """Return steps per second of calls of a function that returns its next arguments, and the
+    seconds to compile it.
+    """
     import jax
 
     began = time.perf_counter()
@@ -93,7 +110,9 @@ def timed(function: Any, args: tuple, steps: int, repeats: int) -> tuple[list[fl
 def measure(title: str, width: int) -> dict[str, Any]:
     """Measure a row at a width in a separate process."""
     command = ["taskset", "-c", CORES, sys.executable, __file__, "--here", *ROWS[title], str(width)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
     if done.returncode:
         raise SystemExit(f"{title} at {width}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -113,15 +132,33 @@ def middle(values: list[float]) -> str:
 def write_page() -> None:
     """Write the table between its marks."""
     done = read()
-    head = ["environment", "environments", "steps/s, random actions", "compiled in", "steps/s, PPO", "compiled in"]
+    head = [
+        "environment",
+        "environments",
+        "steps/s, random actions",
+        "compiled in",
+        "steps/s, PPO",
+        "compiled in",
+    ]
     rows = [head, ["---"] * len(head)]
     for key, found in done.items():
         title, _, width = key.rpartition(" ")
         compiled = [f"{found[name]:.1f} s" for name in ("compile_s", "train_compile_s")]
-        rows.append([title, width, middle(found["random"]), compiled[0], middle(found["train"]), compiled[1]])
+        rows.append(
+            [
+                title,
+                width,
+                middle(found["random"]),
+                compiled[0],
+                middle(found["train"]),
+                compiled[1],
+            ]
+        )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     before, after = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\n{machines_line(done.values())}\n{MARKS[1]}{after}")
+    PAGE.write_text(
+        f"{before}{MARKS[0]}\n{table}\n\n{machines_line(done.values())}\n{MARKS[1]}{after}"
+    )
 
 
 if __name__ == "__main__":
@@ -133,7 +170,12 @@ if __name__ == "__main__":
     for title in asked if "--page" not in sys.argv else ():
         for width in WIDTHS:
             if f"{title} {width}" not in read():
-                row = {**measure(title, width), "machine": machine(), "versions": versions(), "commit": commit()}
+                row = {
+                    **measure(title, width),
+                    "machine": machine(),
+                    "versions": versions(),
+                    "commit": commit(),
+                }
                 RESULT.write_text(json.dumps(read() | {f"{title} {width}": row}, indent=1) + "\n")
                 print(title, width, row["random"], row["train"], flush=True)
     write_page()

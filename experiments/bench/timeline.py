@@ -1,4 +1,6 @@
-"""When each program of a chain ran: a normal chunk, while threads record when inputs and results are ready."""
+"""When each program of a chain ran: a normal chunk, while threads record when inputs and results
+are ready.
+"""
 
 import time
 from collections import defaultdict
@@ -21,8 +23,8 @@ class Span(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A chunk's spans, in order of dispatch, its ticks and wall-clock time, and the seconds until all was
-    dispatched.
+    """A chunk's spans, in order of dispatch, its ticks and wall-clock time, and the seconds until
+    all was dispatched.
     """
 
     spans: list[Span]
@@ -44,7 +46,10 @@ class Timeline(NamedTuple):
 
     def idle_share(self) -> dict[str, float]:
         """Return for each device the share of the wall-clock time in which it was idle."""
-        busy_s = {device: sum(end - start for start, end in spans) for device, spans in self.busy().items()}
+        busy_s = {
+            device: sum(end - start for start, end in spans)
+            for device, spans in self.busy().items()
+        }
         return {device: 1.0 - seconds / self.wall_s for device, seconds in sorted(busy_s.items())}
 
     def together_share(self) -> float:
@@ -71,7 +76,9 @@ def record(chain: Chain, state: TrainState) -> tuple[TrainState, Timeline]:
         if segment.devices not in pools:
             pools[segment.devices] = ThreadPoolExecutor(1, thread_name_prefix="timeline")
         started_s = called_s if segment.host else None
-        notes.append((segment, pools[segment.devices].submit(_ready_times, started_s, inputs, outputs)))
+        notes.append(
+            (segment, pools[segment.devices].submit(_ready_times, started_s, inputs, outputs))
+        )
 
     state, _ = chain._replace(watch=watch)(state)
     jax.block_until_ready(state)
@@ -79,14 +86,18 @@ def record(chain: Chain, state: TrainState) -> tuple[TrainState, Timeline]:
     spans = []
     for segment, times in notes:
         start_s, end_s = times.result()
-        spans.append(Span(segment.name, tuple(map(str, segment.devices)), start_s - begin_s, end_s - begin_s))
+        spans.append(
+            Span(segment.name, tuple(map(str, segment.devices)), start_s - begin_s, end_s - begin_s)
+        )
     for pool in pools.values():
         pool.shutdown()
     return state, Timeline(spans, chain.ticks_per_chunk, wall_s, dispatched_s)
 
 
 def _ready_times(started_s: float | None, inputs: Any, outputs: Any) -> tuple[float, float]:
-    """A group's programs end in order of dispatch, so this one begins when the previous one has ended."""
+    """A group's programs end in order of dispatch, so this one begins when the previous one has
+    ended.
+    """
     if started_s is None:
         jax.block_until_ready(inputs)
         started_s = time.perf_counter()

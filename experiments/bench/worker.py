@@ -1,7 +1,9 @@
-"""The protocol between `run.py` and a worker, one JSON line each way. Imports only packages that both have.
+"""The protocol between `run.py` and a worker, one JSON line each way. Imports only packages that
+both have.
 
-A worker prints ``{"ready": ...}`` once its programs are compiled and warm, and then answers each line on its standard
-input with one measured repeat. So two workers can be alive at once and be measured in turn, with the other asleep.
+A worker prints ``{"ready": ...}`` once its programs are compiled and warm, and then answers each
+line on its standard input with one measured repeat. So two workers can be alive at once and be
+measured in turn, with the other asleep.
 """
 
 import json

@@ -1,15 +1,18 @@
-"""PPO in host environments: ours with workers that act and with central inference, Stable-Baselines3 and SBX, in turn.
+"""PPO in host environments: ours with workers that act and with central inference,
+Stable-Baselines3 and SBX, in turn.
 
 ``BENCH_PEERS=<python with stable_baselines3 and sbx> python experiments/bench/worker_acting.py [CartPole-v1 ...]``;
-``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step the environments with
-the same actions, since some are easier to simulate than others; ``share HalfCheetah-v5 16 given`` the same with random
-actions, drawn beforehand on both sides; ``Pong`` compares DQN on ALE's Pong; ``updates`` takes it apart: seconds of an
-update, and of 32 steps without updates, from runs with 8 updates and with 1.
+``share HalfCheetah-v5 16`` compares our rollouts, actions included, with processes that only step
+the environments with the same actions, since some are easier to simulate than others;
+``share HalfCheetah-v5 16 given`` the same with random actions, drawn beforehand on both sides;
+``Pong`` compares DQN on ALE's Pong; ``updates`` takes it apart: seconds of an update, and of 32
+steps without updates, from runs with 8 updates and with 1.
 
-PPO trains with 16 environments x 2048 steps, 10 epochs, minibatches of 64 and networks of 64 x 64 units, DQN with 8
-environments x 4 steps, then 8 updates of 32, and the network of Mnih et al. (2015). A rate is of a rollout and its
-updates, for Pong of `PONG_STEPS` steps with theirs, after two that warm up. Every contender is a new process. Results
-are added to experiments/results/bench/worker_acting.json; run it on an otherwise idle machine.
+PPO trains with 16 environments x 2048 steps, 10 epochs, minibatches of 64 and networks of 64 x 64
+units, DQN with 8 environments x 4 steps, then 8 updates of 32, and the network of Mnih et al.
+(2015). A rate is of a rollout and its updates, for Pong of `PONG_STEPS` steps with theirs, after
+two that warm up. Every contender is a new process. Results are added to
+experiments/results/bench/worker_acting.json; run it on an otherwise idle machine.
 """
 
 import itertools
@@ -28,12 +31,19 @@ PAGE = RESULT.with_suffix(".md")
 SHARES = RESULT.with_name("worker_acting_shares.json")
 UPDATES = RESULT.with_name("worker_acting_updates.json")
 SHARE_STEPS = 500
-PEERS = os.environ.get("BENCH_PEERS", str(HERE.parent.parent / ".venv-peers-host" / "bin" / "python"))
+PEERS = os.environ.get(
+    "BENCH_PEERS", str(HERE.parent.parent / ".venv-peers-host" / "bin" / "python")
+)
 NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 2048, 10, 64
 STEPS = NUM_ENVS * LENGTH
 WARM, REPEATS = 2, 3
 PONG, PONG_STEPS, PONG_ENVS = "Pong", 1_024, 8
-SIDES = {"ours, workers act": "worker", "ours, central": "host", "SBX": "sbx", "Stable-Baselines3": "sb3"}
+SIDES = {
+    "ours, workers act": "worker",
+    "ours, central": "host",
+    "SBX": "sbx",
+    "Stable-Baselines3": "sb3",
+}
 
 
 def ours(bridge: str, id: str, num_updates: str = "8") -> float:
@@ -44,8 +54,17 @@ def ours(bridge: str, id: str, num_updates: str = "8") -> float:
     steps = steps_of(id)
     if id == PONG:
         env = jf.make_env("atari", id=id, num_envs=PONG_ENVS, sticky=False, pool={"bridge": bridge})
-        sizes = dict(rollout_length=4, updates_per_tick=int(num_updates), batch_size=32, buffer_size=10_000)
-        algorithm = jf.dqn(learning_rate=1e-4, cnn="nature", q_hidden=(512,), double=False, warmup_steps=512, **sizes)
+        sizes = dict(
+            rollout_length=4, updates_per_tick=int(num_updates), batch_size=32, buffer_size=10_000
+        )
+        algorithm = jf.dqn(
+            learning_rate=1e-4,
+            cnn="nature",
+            q_hidden=(512,),
+            double=False,
+            warmup_steps=512,
+            **sizes,
+        )
     else:
         env = jf.make_env("gymnasium", id=id, num_envs=NUM_ENVS, pool={"bridge": bridge})
         sizes = dict(rollout_length=LENGTH, num_epochs=EPOCHS, num_minibatches=STEPS // MINIBATCH)
@@ -75,12 +94,20 @@ def peer(library: str, id: str, num_updates: str = "8") -> float:
         import gymnasium
 
         gymnasium.register_envs(ale_py)
-        env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=PONG_ENVS, seed=0), n_stack=4)
-        sizes = dict(train_freq=4, gradient_steps=int(num_updates), batch_size=32, buffer_size=10_000)
-        model = module.DQN("CnnPolicy", env, learning_rate=1e-4, learning_starts=512, seed=0, verbose=0, **sizes)
+        env = VecFrameStack(
+            make_atari_env("PongNoFrameskip-v4", n_envs=PONG_ENVS, seed=0), n_stack=4
+        )
+        sizes = dict(
+            train_freq=4, gradient_steps=int(num_updates), batch_size=32, buffer_size=10_000
+        )
+        model = module.DQN(
+            "CnnPolicy", env, learning_rate=1e-4, learning_starts=512, seed=0, verbose=0, **sizes
+        )
     else:
         sizes = dict(n_steps=LENGTH, n_epochs=EPOCHS, batch_size=MINIBATCH)
-        model = module.PPO("MlpPolicy", make_vec_env(id, n_envs=NUM_ENVS, seed=0), seed=0, verbose=0, **sizes)
+        model = module.PPO(
+            "MlpPolicy", make_vec_env(id, n_envs=NUM_ENVS, seed=0), seed=0, verbose=0, **sizes
+        )
     model.learn(steps)
     began = time.perf_counter()
     model.learn(steps, reset_num_timesteps=False)
@@ -93,8 +120,8 @@ def steps_of(id: str) -> int:
 
 
 def rollouts_s(id: str, num_envs: int, path: str, given: str = "") -> float:
-    """Return the seconds of `SHARE_STEPS` steps of each environment in our second rollout, without updates; write the
-    actions of both, ``[2 T, E, ...]``.
+    """Return the seconds of `SHARE_STEPS` steps of each environment in our second rollout, without
+    updates; write the actions of both, ``[2 T, E, ...]``.
     """
     import numpy as np
     import ray_rollouts
@@ -102,7 +129,9 @@ def rollouts_s(id: str, num_envs: int, path: str, given: str = "") -> float:
     import jaxrl_fast as jf
 
     jf.setup(cpu_devices=1)
-    env = jf.make_env("gymnasium", id=id, num_envs=num_envs, pool={"bridge": "worker", "workers": 2})
+    env = jf.make_env(
+        "gymnasium", id=id, num_envs=num_envs, pool={"bridge": "worker", "workers": 2}
+    )
     rollout = ray_rollouts.sampling(env, SHARE_STEPS, bool(given))
     first = rollout(0).action
     began = time.perf_counter()
@@ -132,7 +161,9 @@ def alone_s(id: str, num_envs: int, path: str, given: str = "") -> float:
 
 
 def play(id: str, actions: Any, ready: Any, results: Any) -> None:
-    """Step some environments with their actions ``[2 T, E, ...]``; report the seconds of the second half."""
+    """Step some environments with their actions ``[2 T, E, ...]``; report the seconds of the second
+    half.
+    """
     import gymnasium
 
     envs = [gymnasium.make(id, disable_env_checker=True) for _ in actions[0]]
@@ -158,7 +189,11 @@ def share(id: str, num_envs: str, *given: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         for _, (name, seconds) in itertools.product(range(5), row.items()):
             path = str(Path(place) / "actions.npy")
-            seconds.append(once(sys.executable, "worker_acting.py", name, id, num_envs, path, *given)["seconds"])
+            seconds.append(
+                once(sys.executable, "worker_acting.py", name, id, num_envs, path, *given)[
+                    "seconds"
+                ]
+            )
     document = json.loads(SHARES.read_text()) if SHARES.exists() else {}
     ratios = sorted(a / b for a, b in zip(row["alone"], row["rollouts"], strict=True))
     title = " ".join((id, num_envs, *given))
@@ -168,7 +203,9 @@ def share(id: str, num_envs: str, *given: str) -> None:
 
 
 def updates() -> None:
-    """Take DQN's seconds on Pong apart, in five turns, and store the seconds of an update and of 32 steps."""
+    """Take DQN's seconds on Pong apart, in five turns, and store the seconds of an update and of 32
+    steps.
+    """
     from describe import machine, versions
     from run import once
 
@@ -176,13 +213,21 @@ def updates() -> None:
     for _, (name, how) in itertools.product(range(5), SIDES.items()):
         if how in ("host", "sb3"):
             python = sys.executable if how == "host" else PEERS
-            many, one = (once(python, "worker_acting.py", how, PONG, n)["seconds"] for n in ("8", "1"))
+            many, one = (
+                once(python, "worker_acting.py", how, PONG, n)["seconds"] for n in ("8", "1")
+            )
             ticks = PONG_STEPS / (4 * PONG_ENVS)
             found = row.setdefault(name, {"update_s": [], "steps_s": []})
             found["update_s"].append((many - one) / ticks / 7)
             found["steps_s"].append(one / ticks - found["update_s"][-1])
-            print(name, {key: f"{1e3 * values[-1]:.1f} ms" for key, values in found.items()}, flush=True)
-    UPDATES.write_text(json.dumps({**row, "machine": machine(), "versions": versions()}, indent=1) + "\n")
+            print(
+                name,
+                {key: f"{1e3 * values[-1]:.1f} ms" for key, values in found.items()},
+                flush=True,
+            )
+    UPDATES.write_text(
+        json.dumps({**row, "machine": machine(), "versions": versions()}, indent=1) + "\n"
+    )
 
 
 def measure(id: str) -> None:
@@ -197,7 +242,12 @@ def measure(id: str) -> None:
             python = sys.executable if name.startswith("ours") else PEERS
             runs[name].append(once(python, "worker_acting.py", how, id)["seconds"])
             print(id, name, f"{steps_of(id) / runs[name][-1]:.0f} steps/s", flush=True)
-    document[id] = {"seconds": runs, "machine": machine(), "versions": versions(), "commit": commit()}
+    document[id] = {
+        "seconds": runs,
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+    }
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
     write_page(document)
 
@@ -206,14 +256,26 @@ def write_page(document: dict[str, Any]) -> None:
     """Write the table: steps/s, and ratios to the rivals within a turn."""
     import statistics
 
-    lines = ["| environment | side | steps/s | by Stable-Baselines3 | by SBX |", "|---|---|---|---|---|"]
+    lines = [
+        "| environment | side | steps/s | by Stable-Baselines3 | by SBX |",
+        "|---|---|---|---|---|",
+    ]
     for id, row in document.items():
         for name, seconds in row["seconds"].items():
             rates = [steps_of(id) / s for s in seconds]
-            cells = [id, name, f"{statistics.median(rates):,.0f} [{min(rates):,.0f}, {max(rates):,.0f}]"]
+            cells = [
+                id,
+                name,
+                f"{statistics.median(rates):,.0f} [{min(rates):,.0f}, {max(rates):,.0f}]",
+            ]
             for rival in ("Stable-Baselines3", "SBX"):
-                ratios = [theirs / mine for mine, theirs in zip(seconds, row["seconds"][rival], strict=True)]
-                cells.append(f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]")
+                ratios = [
+                    theirs / mine
+                    for mine, theirs in zip(seconds, row["seconds"][rival], strict=True)
+                ]
+                cells.append(
+                    f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+                )
             lines.append(f"| {' | '.join(cells)} |")
     PAGE.write_text("\n".join(lines) + "\n")
 
@@ -227,7 +289,13 @@ if __name__ == "__main__":
     elif what in ("rollouts", "alone"):
         from worker import say
 
-        say({"seconds": (rollouts_s if what == "rollouts" else alone_s)(rest[0], int(rest[1]), *rest[2:])})
+        say(
+            {
+                "seconds": (rollouts_s if what == "rollouts" else alone_s)(
+                    rest[0], int(rest[1]), *rest[2:]
+                )
+            }
+        )
     elif what == "share":
         share(*rest)
     elif what == "updates":

@@ -3,7 +3,9 @@ import jax
 import jaxrl_fast as jf
 
 env = jf.make_env("cartpole", num_envs=32)
-algo = jf.ppo(learning_rate=jf.Linear(1e-3, 0.0), rollout_length=64, num_epochs=8, num_minibatches=8)
+algo = jf.ppo(
+    learning_rate=jf.Linear(1e-3, 0.0), rollout_length=64, num_epochs=8, num_minibatches=8
+)
 init, train_step = jf.make_train_step(env, algo, total_steps=196_608)
 
 

@@ -1,4 +1,6 @@
-"""The pairs of ``docs/coming_from*.md`` side by side, with the results of both programs, for `docs_tables`."""
+"""The pairs of ``docs/coming_from*.md`` side by side, with the results of both programs, for
+`docs_tables`.
+"""
 
 import json
 import textwrap
@@ -8,15 +10,24 @@ from typing import Any
 from coming_from.run import PAIRS, RESULTS, ROOT, Pair
 
 TITLES = {
-    "sb3": ("Stable-Baselines3", "PPO on Gymnasium's CartPole, eight environments in this process."),
-    "cleanrl": ("CleanRL", "PPO on Gymnasium's CartPole, as commands. CleanRL prints returns of training episodes."),
+    "sb3": (
+        "Stable-Baselines3",
+        "PPO on Gymnasium's CartPole, eight environments in this process.",
+    ),
+    "cleanrl": (
+        "CleanRL",
+        "PPO on Gymnasium's CartPole, as commands. CleanRL prints returns of training episodes.",
+    ),
     "purejaxrl": (
         "PureJaxRL",
         "PPO on gymnax's CartPole, eight seeds by `vmap`; returns are from training episodes. PureJaxRL ran without "
         "navix, which CartPole does not need.",
     ),
     "rejax": ("Rejax", "PPO on gymnax's CartPole, eight seeds in one program, three evaluations."),
-    "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
+    "brax": (
+        "brax.training",
+        "PPO on brax's inverted pendulum (spring), one evaluation at the end.",
+    ),
     "stoix": (
         "Stoix",
         "PPO on gymnax's CartPole, as commands. Networks have 256 units and ReLU on both sides. Stoix at "
@@ -34,14 +45,17 @@ def shown(words: tuple[str, ...]) -> str:
     """Show a program as a block: the text of its file, or the command."""
     if len(words) == 1:
         return f"```py\n{(ROOT / words[0]).read_text()}```"
-    lines = textwrap.wrap("python " + " ".join(words), 72, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        "python " + " ".join(words), 72, break_long_words=False, break_on_hyphens=False
+    )
     return "```shell\n" + " \\\n    ".join(lines) + "\n```"
 
 
 def outcome(title: str, result: dict[str, Any]) -> str:
     """Write the results of both programs."""
     peer, ours = (
-        f"return {result[side]['return']:.3g}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
+        f"return {result[side]['return']:.3g}, {result[side]['seconds']:.0f} s"
+        for side in ("theirs", "ours")
     )
     conditions = f"{result['machine']}; seconds from the first import on, with compilation"
     return f"{title}: {peer}. jaxrl_fast: {ours} ({conditions})."
@@ -72,4 +86,6 @@ def pairs_jax() -> str:
 def sections(names: Iterable[str]) -> str:
     """Write the pairs that have results."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return "\n\n".join(section(name, PAIRS[name], results[name]) for name in names if name in results)
+    return "\n\n".join(
+        section(name, PAIRS[name], results[name]) for name in names if name in results
+    )

@@ -1,9 +1,12 @@
-"""Runs the pairs of ``docs/coming_from.md``: the same training in another library and here, one after the other.
+"""Runs the pairs of ``docs/coming_from.md``: the same training in another library and here, one
+after the other.
 
-``python experiments/coming_from/run.py [sb3 rejax brax purejaxrl cleanrl stoix mava]``. Other libraries run in the
-environments that ``make bench`` and ``make bench-host`` set up. For CleanRL, PureJaxRL, Stoix and Mava, give a copy of
-the repository, ``STOIX=<folder>``, and a Python with its dependencies, ``STOIX_PYTHON=<python>``. Results are written
-to ``experiments/results/coming_from.json``; seconds count everything, from the first import to the last line.
+``python experiments/coming_from/run.py [sb3 rejax brax purejaxrl cleanrl stoix mava]``. Other
+libraries run in the environments that ``make bench`` and ``make bench-host`` set up. For CleanRL,
+PureJaxRL, Stoix and Mava, give a copy of the repository, ``STOIX=<folder>``, and a Python with its
+dependencies, ``STOIX_PYTHON=<python>``. Results are written to
+``experiments/results/coming_from.json``; seconds count everything, from the first import to the
+last line.
 """
 
 import json
@@ -24,9 +27,9 @@ RETURN = r"(?:return|episodic_return=)[^\d\n=-]*\[?(-?[\d,]+\.?\d*)"
 
 
 class Pair(NamedTuple):
-    """One program in both libraries: ``theirs`` and ``ours``, the words after a Python; ``python``: theirs, relative
-    to the repository; ``path``: the variable that names the folder of their script, in a ``subfolder`` of it;
-    ``score``: the pattern of a return in their output.
+    """One program in both libraries: ``theirs`` and ``ours``, the words after a Python; ``python``:
+    theirs, relative to the repository; ``path``: the variable that names the folder of their
+    script, in a ``subfolder`` of it; ``score``: the pattern of a return in their output.
     """
 
     theirs: tuple[str, ...]
@@ -107,7 +110,12 @@ def run(command: list[str], folder: Path, score: str = RETURN, **variables: str)
     """Run a program; return the last return that it printed, and its seconds."""
     begin = time.perf_counter()
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT_S
+        command,
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     seconds = time.perf_counter() - begin
     if done.returncode:
@@ -126,7 +134,9 @@ def measure(pair: Pair) -> dict[str, Any]:
     more = os.pathsep.join([str(theirs / pair.subfolder), os.environ.get("STAND_INS", "")])
     return {
         "theirs": run([python, *pair.theirs], folder, pair.score, PYTHONPATH=more),
-        "ours": run([sys.executable, *pair.ours], ROOT, PYTHONPATH=str(ROOT), JAXRL_FAST_CACHE="off"),
+        "ours": run(
+            [sys.executable, *pair.ours], ROOT, PYTHONPATH=str(ROOT), JAXRL_FAST_CACHE="off"
+        ),
         "machine": machine(),
     }
 

@@ -1,11 +1,13 @@
-"""Sixty-four devices: one tick of PPO and SAC under every placement with sharding, against one device.
+"""Sixty-four devices: one tick of PPO and SAC under every placement with sharding, against one
+device.
 
-``python experiments/gpu/devices_64.py [devices=64] [few] [sac/data_parallel ...]`` (CPU; minutes) starts a process with
-this many virtual devices, runs a tick on one of them and on all from the same state, and compares. The states must be
-equal within 1e-6, relative to numbers over 1. All graphs have as many logical shards, ``shards=``, as devices. ``few``
-compiles with few of XLA's optimizations; words select cases. A process without output for `SILENT_S` counts as a
-deadlock. 64 devices on few cores reach a collective one after another, so XLA's timeout of 40 s is raised. The result
-is written to experiments/results/devices_64.json, unless cases are selected.
+``python experiments/gpu/devices_64.py [devices=64] [few] [sac/data_parallel ...]`` (CPU; minutes)
+starts a process with this many virtual devices, runs a tick on one of them and on all from the same
+state, and compares. The states must be equal within 1e-6, relative to numbers over 1. All graphs
+have as many logical shards, ``shards=``, as devices. ``few`` compiles with few of XLA's
+optimizations; words select cases. A process without output for `SILENT_S` counts as a deadlock. 64
+devices on few cores reach a collective one after another, so XLA's timeout of 40 s is raised. The
+result is written to experiments/results/devices_64.json, unless cases are selected.
 """
 
 import json
@@ -110,10 +112,21 @@ def start_child(devices: int, few: bool, case: str) -> dict[str, Any]:
         SystemExit: It failed, or printed nothing for `SILENT_S`.
     """
     flags = f"{os.environ.get('XLA_FLAGS', '')} {PATIENT}".strip()
-    words = [sys.executable, __file__, "child", f"devices={devices}", *(["few"] if few else []), case]
+    words = [
+        sys.executable,
+        __file__,
+        "child",
+        f"devices={devices}",
+        *(["few"] if few else []),
+        case,
+    ]
     try:
         done = subprocess.run(
-            words, env={**os.environ, "XLA_FLAGS": flags}, stdout=subprocess.PIPE, text=True, timeout=SILENT_S
+            words,
+            env={**os.environ, "XLA_FLAGS": flags},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=SILENT_S,
         )
     except subprocess.TimeoutExpired:
         raise SystemExit(f"{case}: a deadlock, or slower than {SILENT_S} s") from None
@@ -125,7 +138,9 @@ def start_child(devices: int, few: bool, case: str) -> dict[str, Any]:
 
 def main(words: list[str]) -> None:
     """Start the cases, print a line for each, write the JSON; the exit code is 1 if a case differs."""
-    devices = next((int(word.removeprefix("devices=")) for word in words if word.startswith("devices=")), 64)
+    devices = next(
+        (int(word.removeprefix("devices=")) for word in words if word.startswith("devices=")), 64
+    )
     few, chosen = "few" in words, [word for word in words if word in CASES]
     if "child" in words:
         child(devices, few, chosen)
@@ -144,7 +159,12 @@ def main(words: list[str]) -> None:
     if not chosen:
         from describe import machine, versions
 
-        document = {"rows": rows, "xla_flags": PATIENT, "machine": machine(), "versions": versions()["ours"]}
+        document = {
+            "rows": rows,
+            "xla_flags": PATIENT,
+            "machine": machine(),
+            "versions": versions()["ours"],
+        }
         RESULT.write_text(json.dumps(document, indent=1) + "\n")
     sys.exit(any(row["difference"] > ALLOWED or not row["learned"] for row in rows))
 

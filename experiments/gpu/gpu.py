@@ -1,10 +1,10 @@
 """All measurements for a GPU or a TPU, in one command of 10 to 15 minutes.
 
-``python experiments/gpu/gpu.py`` (`make gpu`) needs an otherwise idle machine, with one card or several.
-``parts=law,updates`` selects parts, ``out=FOLDER`` writes elsewhere. A part that fails is a line in the results and
-stops no other part. Results are written to experiments/results/<card>/: gpu.json (all figures) and README.md (tables).
-``--short`` runs the same parts at tiny sizes in seconds, also on a CPU: it shows that they work, but its figures have
-no meaning.
+``python experiments/gpu/gpu.py`` (`make gpu`) needs an otherwise idle machine, with one card or
+several. ``parts=law,updates`` selects parts, ``out=FOLDER`` writes elsewhere. A part that fails is
+a line in the results and stops no other part. Results are written to experiments/results/<card>/:
+gpu.json (all figures) and README.md (tables). ``--short`` runs the same parts at tiny sizes in
+seconds, also on a CPU: it shows that they work, but its figures have no meaning.
 """
 
 import importlib.metadata
@@ -43,12 +43,16 @@ def main(words: list[str]) -> int:
     is_short, given = read(words)
     device = this_device()
     if device.platform == "cpu" and not is_short:
-        refuse("JAX sees no accelerator here: write make gpu EXTRA=cuda13 (or cuda12, tpu) where there is one")
+        refuse(
+            "JAX sees no accelerator here: write make gpu EXTRA=cuda13 (or cuda12, tpu) where there is one"
+        )
     folder = Path(given.get("out", RESULTS / slug(device))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     began, document = time.time(), describe(device, words, is_short)
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-gpu-") as scratch, Processes() as processes:
-        bench = Bench(device, short() if is_short else whole(device.number), processes, Path(scratch), {})
+        bench = Bench(
+            device, short() if is_short else whole(device.number), processes, Path(scratch), {}
+        )
         for name in given.get("parts", ",".join(PARTS)).split(","):
             document["parts"][name] = part = measure(bench, name)
             print(f"{name}: {part['status']} in {part['took_s']:.0f} s {part['why']}", flush=True)
@@ -61,7 +65,11 @@ def main(words: list[str]) -> int:
 def read(words: list[str]) -> tuple[bool, dict[str, str]]:
     """Return whether the short form is requested, and ``out`` and ``parts`` where they are given."""
     given = dict(word.split("=", 1) for word in words if "=" in word)
-    unknown = [word for word in words if word != "--short" and word.partition("=")[0] not in ("out", "parts")]
+    unknown = [
+        word
+        for word in words
+        if word != "--short" and word.partition("=")[0] not in ("out", "parts")
+    ]
     if unknown:
         refuse(f"{unknown[0]} is unknown: write --short, out=FOLDER or parts={','.join(PARTS)}")
     if set(given.get("parts", "law").split(",")) - set(PARTS):
@@ -88,7 +96,11 @@ def measure(bench: Bench, name: str) -> dict[str, Any]:
 
 def describe(device: Device, words: list[str], is_short: bool) -> dict[str, Any]:
     """Describe the machine."""
-    packages = {d.name: d.version for d in importlib.metadata.distributions() if PACKAGES.match(d.name or "")}
+    packages = {
+        d.name: d.version
+        for d in importlib.metadata.distributions()
+        if PACKAGES.match(d.name or "")
+    }
     return {
         "device": device.kind,
         "platform": device.platform,
@@ -106,18 +118,27 @@ def describe(device: Device, words: list[str], is_short: bool) -> dict[str, Any]
 
 def slug(device: Device) -> str:
     """Return a card's name as a folder: nvidia-h100-80gb-hbm3."""
-    return "cpu" if device.platform == "cpu" else re.sub(r"[^a-z0-9]+", "-", device.kind.lower()).strip("-")
+    return (
+        "cpu"
+        if device.platform == "cpu"
+        else re.sub(r"[^a-z0-9]+", "-", device.kind.lower()).strip("-")
+    )
 
 
 def commit() -> str:
     """Return this tree's commit, and whether the tree is changed."""
-    return output("git rev-parse HEAD") + (", changed" if output("git status --porcelain") else "") or "unknown"
+    return (
+        output("git rev-parse HEAD") + (", changed" if output("git status --porcelain") else "")
+        or "unknown"
+    )
 
 
 def output(command: str) -> str:
     """Return a program's output; an empty string where it is missing or fails."""
     try:
-        done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            shlex.split(command), cwd=ROOT, capture_output=True, text=True, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

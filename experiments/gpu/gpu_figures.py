@@ -1,4 +1,6 @@
-"""Figures of `gpu` from workers' answers: rates with their spread, and the difference of two states."""
+"""Figures of `gpu` from workers' answers: rates with their spread, and the difference of two
+states.
+"""
 
 import statistics
 from typing import Any
@@ -11,7 +13,9 @@ Rows = dict[str, Row]
 
 
 def rates(job: Job, answer: Row) -> Row:
-    """Add sampling Hz, update Hz and update frame rate to a job's answer, where it samples and updates."""
+    """Add sampling Hz, update Hz and update frame rate to a job's answer, where it samples and
+    updates.
+    """
     row = {"words": job.words, "what": job.what, **{k: v for k, v in answer.items() if k != "keep"}}
     if "seconds" not in answer:
         return row
@@ -21,7 +25,9 @@ def rates(job: Job, answer: Row) -> Row:
         row["sampling_hz"] = spread([x * answer["num_envs"] * answer["rollout_length"] for x in hz])
     if job.what in ("training", "updates"):
         row["update_hz"] = spread([x * answer["updates_per_tick"] for x in hz])
-        row["update_frame_hz"] = spread([x * answer["updates_per_tick"] * answer["batch_size"] for x in hz])
+        row["update_frame_hz"] = spread(
+            [x * answer["updates_per_tick"] * answer["batch_size"] for x in hz]
+        )
     return row
 
 
@@ -37,8 +43,9 @@ def same_bits(one: Row, other: Row) -> bool | None:
 
 
 def compare(one: Row, other: Row) -> Row:
-    """Compare two answers' states after the first ticks: for parameters and optimizers, the difference as a share of
-    their change; and the largest difference of any number, relative to numbers over 1.
+    """Compare two answers' states after the first ticks: for parameters and optimizers, the
+    difference as a share of their change; and the largest difference of any number, relative to
+    numbers over 1.
     """
     errors = [answer["error"] for answer in (one, other) if "error" in answer]
     if errors:
@@ -56,8 +63,13 @@ def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Row:
         if not np.issubdtype(a.dtype, np.floating):
             largest = largest if np.array_equal(a, b) else np.inf
             continue
-        largest = max(largest, float(np.max(np.abs(a - b) / np.maximum(np.abs(a), 1.0), initial=0.0)))
+        largest = max(
+            largest, float(np.max(np.abs(a - b) / np.maximum(np.abs(a), 1.0), initial=0.0))
+        )
         if name.startswith(learned):
             off += float(np.sum(np.square(a - b, dtype=np.float64)))
             change += float(np.sum(np.square(a - first, dtype=np.float64)))
-    return {"share_of_change": (off / change) ** 0.5, "largest_difference": None if largest == np.inf else largest}
+    return {
+        "share_of_change": (off / change) ** 0.5,
+        "largest_difference": None if largest == np.inf else largest,
+    }

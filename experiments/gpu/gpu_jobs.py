@@ -1,7 +1,9 @@
-"""Requests of `gpu` to other processes: jobs of a worker that occupies the device, and whole commands.
+"""Requests of `gpu` to other processes: jobs of a worker that occupies the device, and whole
+commands.
 
-XLA reads its flags once, and only one process at a time can hold a card's memory. So there is one worker for each set
-of environment variables, which ends before another starts. A job that ends its worker costs that job alone.
+XLA reads its flags once, and only one process at a time can hold a card's memory. So there is one
+worker for each set of environment variables, which ends before another starts. A job that ends its
+worker costs that job alone.
 """
 
 import json
@@ -45,8 +47,8 @@ class Job(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The result of a command: its ``status``, the end of its output, and its ``seconds``; ``late``: it was ended
-    after its time limit.
+    """The result of a command: its ``status``, the end of its output, and its ``seconds``;
+    ``late``: it was ended after its time limit.
     """
 
     status: int
@@ -56,14 +58,18 @@ class Ended(NamedTuple):
 
 
 class Processes:
-    """A context manager that ends the worker on exit. ``variables`` are added to the variables of this process."""
+    """A context manager that ends the worker on exit. ``variables`` are added to the variables of
+    this process.
+    """
 
     def __init__(self) -> None:
         self._worker: subprocess.Popen[str] | None = None
         self._variables: dict[str, str] = {}
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed on leaving)
 
-    def ask(self, job: Job, variables: Mapping[str, str], limit_s: float = LIMIT_S) -> dict[str, Any]:
+    def ask(
+        self, job: Job, variables: Mapping[str, str], limit_s: float = LIMIT_S
+    ) -> dict[str, Any]:
         """Return a job's answer, or ``{"error": line}``. Starts and ends workers as required."""
         worker = self._worker_with(dict(variables))
         assert worker.stdin is not None and worker.stdout is not None
@@ -85,8 +91,12 @@ class Processes:
         how = f"longer than {limit_s:.0f} s" if late.is_set() else ending(status)
         return {"error": f"{how}: {said}" if said and not late.is_set() else how}
 
-    def command(self, words: Sequence[str], variables: Mapping[str, str], limit_s: float = LIMIT_S) -> Ended:
-        """Run Python with ``words``. After its time limit a command gets SIGTERM, at which training saves and ends."""
+    def command(
+        self, words: Sequence[str], variables: Mapping[str, str], limit_s: float = LIMIT_S
+    ) -> Ended:
+        """Run Python with ``words``. After its time limit a command gets SIGTERM, at which training
+        saves and ends.
+        """
         self.close()
         begin = time.monotonic()
         process = subprocess.Popen(
@@ -121,7 +131,11 @@ class Processes:
         self._errors.close()
 
     def _worker_with(self, variables: dict[str, str]) -> subprocess.Popen[str]:
-        if self._worker is not None and self._variables == variables and self._worker.poll() is None:
+        if (
+            self._worker is not None
+            and self._variables == variables
+            and self._worker.poll() is None
+        ):
             return self._worker
         self.close()
         self._variables = variables
@@ -145,12 +159,19 @@ class Processes:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of another process: XLA's flags and Python's path are appended to the existing ones, the
-    others replace them.
+    """Return the variables of another process: XLA's flags and Python's path are appended to the
+    existing ones, the others replace them.
     """
     flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), variables.get("XLA_FLAGS"))))
-    path = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, **variables, "PYTHONPATH": path, **({"XLA_FLAGS": flags} if flags else {})}
+    path = os.pathsep.join(
+        filter(None, (str(ROOT), variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH")))
+    )
+    return {
+        **os.environ,
+        **variables,
+        "PYTHONPATH": path,
+        **({"XLA_FLAGS": flags} if flags else {}),
+    }
 
 
 def end(process: subprocess.Popen[str]) -> str:
@@ -165,4 +186,6 @@ def end(process: subprocess.Popen[str]) -> str:
 
 def ending(status: int) -> str:
     """Describe how a process ended."""
-    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return (
+        f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    )

@@ -12,7 +12,10 @@ NO = "–"
 
 def page(document: dict[str, Any], predicted: dict[str, Row]) -> str:
     """Write Markdown. ``predicted``: rows of targets.json by name."""
-    short = ["This is the short form. It shows that everything runs; its figures have no meaning.", ""]
+    short = [
+        "This is the short form. It shows that everything runs; its figures have no meaning.",
+        "",
+    ]
     title = f"# Measured on {document['number']} × {document['device']}"
     lines = [title, "", *(short if document["short"] else ()), *facts(document)]
     for name, part in document["parts"].items():
@@ -21,7 +24,11 @@ def page(document: dict[str, Any], predicted: dict[str, Row]) -> str:
             lines += [f"{part['status']}: {part['why']}"]
             continue
         columns, cells = COLUMNS[name]
-        rows = [row for item in part["rows"].items() for row in lines_of(name, *item, columns, cells, predicted)]
+        rows = [
+            row
+            for item in part["rows"].items()
+            for row in lines_of(name, *item, columns, cells, predicted)
+        ]
         lines += [table_line(columns), "|" + "---|" * len(columns), *rows, "", *NOTES.get(name, ())]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -34,7 +41,11 @@ def facts(document: dict[str, Any]) -> list[str]:
         f"`{document['command']}`, {document['took_s'] / 60:.0f} minutes. Figures are medians [least, most] of "
         "compiled calls after the warm-up, each timed to its end. Compilation is separate.",
     ]
-    return [*lines, "", "```", *document["system"].splitlines(), "```"] if document["system"] else lines
+    return (
+        [*lines, "", "```", *document["system"].splitlines(), "```"]
+        if document["system"]
+        else lines
+    )
 
 
 def lines_of(
@@ -45,7 +56,14 @@ def lines_of(
         return [table_line([name, f"failed: {row['error']}", *[""] * (len(columns) - 2)])]
     found = [table_line([name, *cells(name, row)])]
     if part in ("ticks", "placements") and name in predicted:
-        found.append(table_line([f"{name}, predicted for an {predicted[name]['chip']}", *band_cells(predicted[name])]))
+        found.append(
+            table_line(
+                [
+                    f"{name}, predicted for an {predicted[name]['chip']}",
+                    *band_cells(predicted[name]),
+                ]
+            )
+        )
     return found
 
 
@@ -104,7 +122,9 @@ def law_cells(name: str, row: Row) -> list[str]:
     """Write the difference, and whether it is within rounding."""
     return [
         f"{row['share_of_change']:.1e}",
-        "a flag or a count differs" if row["largest_difference"] is None else f"{row['largest_difference']:.1e}",
+        "a flag or a count differs"
+        if row["largest_difference"] is None
+        else f"{row['largest_difference']:.1e}",
         "yes" if row["holds"] else "NO",
         yes(row["bitwise_again"]),
     ]
@@ -113,13 +133,24 @@ def law_cells(name: str, row: Row) -> list[str]:
 def flag_cells(name: str, row: Row) -> list[str]:
     """Write rates of both processes, and whether they end alike."""
     again = row.get("again", {})
-    return [rate(row, "update_hz"), rate(again, "update_hz"), rate(row, "sampling_hz"), yes(row.get("bitwise_again"))]
+    return [
+        rate(row, "update_hz"),
+        rate(again, "update_hz"),
+        rate(row, "sampling_hz"),
+        yes(row.get("bitwise_again")),
+    ]
 
 
 def graph_cells(name: str, row: Row) -> list[str]:
     """Write rates, and the difference of the results from the default's."""
     share = NO if "share_of_change" not in row else f"{row['share_of_change']:.1e}"
-    return [rate(row, "tick_ms"), rate(row, "update_hz"), rate(row, "sampling_hz"), yes(row.get("bitwise")), share]
+    return [
+        rate(row, "tick_ms"),
+        rate(row, "update_hz"),
+        rate(row, "sampling_hz"),
+        yes(row.get("bitwise")),
+        share,
+    ]
 
 
 def return_cells(name: str, row: Row) -> list[str]:
@@ -131,14 +162,19 @@ def return_cells(name: str, row: Row) -> list[str]:
         NO if row["reached_s"] is None else f"{row['reached_s']:.0f}",
         NO if row["reached_at_steps"] is None else f"{row['reached_at_steps']:,}",
         f"{best[2]:,.4g} after {best[1]:.0f} s",
-        *(si(summary[key]) if key in summary else NO for key in ("sampling_hz", "update_hz", "update_frame_hz")),
+        *(
+            si(summary[key]) if key in summary else NO
+            for key in ("sampling_hz", "update_hz", "update_frame_hz")
+        ),
     ]
 
 
 def roofline_cells(name: str, row: Row) -> list[str]:
     """List the measured tick, and the band of this card if it is supported."""
     seconds = sorted(row["measured"]["tick_s"])
-    measured = f"{1e3 * seconds[len(seconds) // 2]:.3g} [{1e3 * seconds[0]:.3g}, {1e3 * seconds[-1]:.3g}]"
+    measured = (
+        f"{1e3 * seconds[len(seconds) // 2]:.3g} [{1e3 * seconds[0]:.3g}, {1e3 * seconds[-1]:.3g}]"
+    )
     if "tick_us" not in row:
         return [measured, NO, "unsupported card"]
     us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
@@ -148,7 +184,12 @@ def roofline_cells(name: str, row: Row) -> list[str]:
 def test_cells(name: str, row: Row) -> list[str]:
     """Write counts, and the names of failed tests."""
     passed = row["tests"] - row["failures"] - row["errors"] - row["skipped"]
-    return [str(passed), str(row["failures"] + row["errors"]), str(row["skipped"]), ", ".join(row["failed"]) or NO]
+    return [
+        str(passed),
+        str(row["failures"] + row["errors"]),
+        str(row["skipped"]),
+        ", ".join(row["failed"]) or NO,
+    ]
 
 
 def yes(value: bool | None) -> str:
@@ -156,7 +197,15 @@ def yes(value: bool | None) -> str:
     return {True: "yes", False: "no", None: NO}[value]
 
 
-RATES = ("row", "ms per tick", "sampling Hz", "update Hz", "update frame rate", "compilation, s", "MB")
+RATES = (
+    "row",
+    "ms per tick",
+    "sampling Hz",
+    "update Hz",
+    "update frame rate",
+    "compilation, s",
+    "MB",
+)
 TITLES = {
     "law": "Equal numbers on the accelerator and on the host",
     "sampling": "Sampling by number of environments",
@@ -183,20 +232,40 @@ COLUMNS: dict[str, tuple[tuple[str, ...], Cells]] = {
     ),
     "sampling": (RATES, rate_cells),
     "updates": (
-        ("run", "update Hz", "update frame rate", "µs per update", "roofline µs", "work per update"),
+        (
+            "run",
+            "update Hz",
+            "update frame rate",
+            "µs per update",
+            "roofline µs",
+            "work per update",
+        ),
         update_cells,
     ),
     "ticks": (RATES, rate_cells),
     "members": (RATES, rate_cells),
-    "returns": (("run", "goal", "s", "steps", "best", "sampling Hz", "update Hz", "update frame rate"), return_cells),
+    "returns": (
+        ("run", "goal", "s", "steps", "best", "sampling Hz", "update Hz", "update frame rate"),
+        return_cells,
+    ),
     "placements": (RATES, rate_cells),
-    "roofline": (("run", "ms per tick, measured", "roofline", "predicted, 1 to 4 µs per kernel"), roofline_cells),
+    "roofline": (
+        ("run", "ms per tick, measured", "roofline", "predicted, 1 to 4 µs per kernel"),
+        roofline_cells,
+    ),
     "deterministic": (
         ("run", "update Hz", "second process", "sampling Hz", "equal bits in a second process"),
         flag_cells,
     ),
     "graphs": (
-        ("run", "ms per tick", "update Hz", "sampling Hz", "default's bits", "difference, share of the change"),
+        (
+            "run",
+            "ms per tick",
+            "update Hz",
+            "sampling Hz",
+            "default's bits",
+            "difference, share of the change",
+        ),
         graph_cells,
     ),
     "tests": (("", "passed", "failed", "skipped", "names"), test_cells),

@@ -1,4 +1,6 @@
-"""The parts of `gpu`. Each takes its inputs and returns rows by name; one that fails stops no other."""
+"""The parts of `gpu`. Each takes its inputs and returns rows by name; one that fails stops no
+other.
+"""
 
 import json
 import time
@@ -15,14 +17,16 @@ from jaxrl_fast.commands.tuning_cache import Device
 from jaxrl_fast.training.run_folder import read_columns, scores_of
 
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-"""Matrix products of float32 in float32: by default an accelerator rounds the factors to 10 bits, or to 7."""
+"""Matrix products of float32 in float32: by default an accelerator rounds the factors to 10 bits,
+or to 7.
+"""
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 ALLOWED = 1e-4
-"""Largest allowed difference of another device, as a share of the change of parameters and optimizers in the compared
-ticks.
+"""Largest allowed difference of another device, as a share of the change of parameters and
+optimizers in the compared ticks.
 
-Measured on a CPU: 1e-7 to 2e-6 where XLA compiled with few or other optimizations, 2e-3 to 3e-3 with products in
-bfloat16.
+Measured on a CPU: 1e-7 to 2e-6 where XLA compiled with few or other optimizations, 2e-3 to 3e-3
+with products in bfloat16.
 """
 TESTS_S = 600.0
 STOPPED = 143
@@ -30,8 +34,8 @@ STOPPED = 143
 
 
 class Bench(NamedTuple):
-    """The inputs of parts: the ``device``, the ``plan``, ``processes`` that do the work, a ``folder`` for their
-    files, and ``variants``: earlier measurements, by variant and job.
+    """The inputs of parts: the ``device``, the ``plan``, ``processes`` that do the work, a
+    ``folder`` for their files, and ``variants``: earlier measurements, by variant and job.
     """
 
     device: Device
@@ -58,33 +62,56 @@ def tests(bench: Bench) -> Rows:
         variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = (
             "false"  # else the suite compiles with few optimizations, unlike users
         )
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_pytest", "-n", workers, f"--junitxml={report}")
+    words = (
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "gpu_pytest",
+        "-n",
+        workers,
+        f"--junitxml={report}",
+    )
     ended = bench.processes.command([*words, *bench.plan.tests], variables, TESTS_S)
     if not report.exists():
         raise RuntimeError(last_line(ended))
     suite = ElementTree.parse(report).getroot()[0]
-    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
-    broken = [case for case in suite.iter("testcase") if {"failure", "error"} & {child.tag for child in case}]
+    counts = {
+        name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
+    }
+    broken = [
+        case
+        for case in suite.iter("testcase")
+        if {"failure", "error"} & {child.tag for child in case}
+    ]
     names = [f"{case.get('classname')}::{case.get('name')}" for case in broken]
     return {"tests of devices": {**counts, "failed": names, "seconds": ended.seconds}}
 
 
 def law(bench: Bench) -> Rows:
-    """Compare the accelerator with the host's CPU, and two processes with each other: the numbers must be equal."""
+    """Compare the accelerator with the host's CPU, and two processes with each other: the numbers
+    must be equal.
+    """
     jobs = bench.plan.law
     host = variant(bench, "host", EXACT | {"JAX_PLATFORMS": "cpu"}, jobs)
     exact = variant(bench, "exact", EXACT, jobs)
     again = variant(bench, "exact again", EXACT, jobs)
     rows = {}
     for job in jobs:
-        row = compare(host[job.name], exact[job.name]) | {"bitwise_again": same_bits(exact[job.name], again[job.name])}
-        rows[job.name] = row if "error" in row else {**row, "holds": row["share_of_change"] <= ALLOWED}
+        row = compare(host[job.name], exact[job.name]) | {
+            "bitwise_again": same_bits(exact[job.name], again[job.name])
+        }
+        rows[job.name] = (
+            row if "error" in row else {**row, "holds": row["share_of_change"] <= ALLOWED}
+        )
     return rows
 
 
 def deterministic(bench: Bench) -> Rows:
-    """Check whether two processes give the same bits, and their speed, without and with XLA's deterministic
-    operations.
+    """Check whether two processes give the same bits, and their speed, without and with XLA's
+    deterministic operations.
     """
     if bench.device.platform == "tpu":
         raise Skipped("XLA's deterministic operations are for GPUs")
@@ -154,17 +181,26 @@ def placements(bench: Bench) -> Rows:
 def returns(bench: Bench) -> Rows:
     """Measure the seconds of the train command until a mean return, compilation included."""
     jobs = enumerate(bench.plan.returns.items())
-    return {name: reach(bench, goal, bench.folder / f"run{number}") for number, (name, goal) in jobs}
+    return {
+        name: reach(bench, goal, bench.folder / f"run{number}") for number, (name, goal) in jobs
+    }
 
 
 def roofline(bench: Bench) -> Rows:
-    """Run ``explain target=this``: a measured tick, compared with the prediction of XLA's model of this card."""
+    """Run ``explain target=this``: a measured tick, compared with the prediction of XLA's model of
+    this card.
+    """
     out = bench.folder / "explain"
     words = ("-m", "jaxrl_fast.explain", *bench.plan.explained.split(), "target=this", f"out={out}")
     ended = bench.processes.command(words, {})
     if ended.status:
         raise RuntimeError(last_line(ended))
-    return {"sac": {"words": bench.plan.explained, **json.loads((out / "graph.json").read_text())["target"]}}
+    return {
+        "sac": {
+            "words": bench.plan.explained,
+            **json.loads((out / "graph.json").read_text())["target"],
+        }
+    }
 
 
 PARTS: dict[str, Callable[[Bench], Rows]] = {
@@ -183,13 +219,17 @@ PARTS: dict[str, Callable[[Bench], Rows]] = {
 
 
 def variant(bench: Bench, name: str, variables: Mapping[str, str], jobs: tuple[Job, ...]) -> Rows:
-    """Return the answers to jobs under some variables, in a separate process; earlier answers are reused."""
+    """Return the answers to jobs under some variables, in a separate process; earlier answers are
+    reused.
+    """
     known = bench.variants.setdefault(name, {})
     bench.processes.close()
     for job in jobs:
         if job.name not in known:
             keep = bench.folder / f"{name}-{job.name}.npz".replace(" ", "-")
-            answer = bench.processes.ask(job._replace(keep=str(keep)), {**bench.plan.fresh, **variables})
+            answer = bench.processes.ask(
+                job._replace(keep=str(keep)), {**bench.plan.fresh, **variables}
+            )
             known[job.name] = {**answer, "keep": str(keep)}
     return {job.name: known[job.name] for job in jobs}
 
@@ -202,12 +242,20 @@ def timed(bench: Bench, jobs: tuple[Job, ...]) -> Rows:
 def reach(bench: Bench, goal: ToReturn, folder: Path) -> Row:
     """Train, and read when the goal was reached."""
     began = time.time()
-    words = ("-m", "jaxrl_fast.train", *goal.words.split(), f"stop.return={goal.goal}", f"run_dir={folder}")
+    words = (
+        "-m",
+        "jaxrl_fast.train",
+        *goal.words.split(),
+        f"stop.return={goal.goal}",
+        f"run_dir={folder}",
+    )
     ended = bench.processes.command(words, bench.plan.fresh, goal.limit_s)
     scores = scores_of(read_columns(folder / "evals.csv"))
     if not scores.wall_s.size:
         return {"words": goal.words, "error": last_line(ended)}
-    before_s = (folder / "config.yaml").stat().st_mtime - began  # the process has started, training begins
+    before_s = (
+        folder / "config.yaml"
+    ).stat().st_mtime - began  # the process has started, training begins
     means = scores.returns.mean(axis=1)
     seconds = [before_s + float(s) for s in scores.wall_s]
     reached = next((i for i, mean in enumerate(means) if mean >= goal.goal), None)
@@ -219,7 +267,9 @@ def reach(bench: Bench, goal: ToReturn, folder: Path) -> Row:
         "goal": goal.goal,
         "reached_s": None if reached is None else seconds[reached],
         "reached_at_steps": None if reached is None else int(scores.env_steps[reached]),
-        "evaluations": [[int(n), s, float(m)] for n, s, m in zip(scores.env_steps, seconds, means, strict=True)],
+        "evaluations": [
+            [int(n), s, float(m)] for n, s, m in zip(scores.env_steps, seconds, means, strict=True)
+        ],
         "stopped_by_the_clock": ended.late,
         "process_s": ended.seconds,
         "summary": json.loads(summary.read_text()) if summary.exists() else None,

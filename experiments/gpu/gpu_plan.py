@@ -26,11 +26,15 @@ MEMBERS = {
     "sac pendulum": "env=pendulum algo=sac tuned=false num_envs=4 total_steps=100_000 algo.buffer_size=100_000",
 }
 """Work of one member of a population."""
-DEVICE_TESTS = tuple(f"tests/test_{name}.py" for name in ("program", "chain", "placement", "buffers"))
+DEVICE_TESTS = tuple(
+    f"tests/test_{name}.py" for name in ("program", "chain", "placement", "buffers")
+)
 
 
 class ToReturn(NamedTuple):
-    """A training with the words of the command until it reaches a ``goal`` (a mean return), or for ``limit_s``."""
+    """A training with the words of the command until it reaches a ``goal`` (a mean return), or for
+    ``limit_s``.
+    """
 
     words: str
     goal: float
@@ -42,12 +46,14 @@ class Plan(NamedTuple):
 
     - ``tests``: arguments of pytest.
     - ``law``: jobs whose first ticks are compared between devices and between processes.
-    - ``flagged``: jobs that are timed with and without flags; ``graphed``: more of them for CUDA graphs.
-    - ``sampling``, ``updates``, ``ticks``, ``members``, ``apart``: jobs of the parts of these names.
+    - ``flagged``: jobs that are timed with and without flags; ``graphed``: more of them for CUDA
+      graphs.
+    - ``sampling``, ``updates``, ``ticks``, ``members``, ``apart``: jobs of the parts of these
+      names.
     - ``returns``: trainings by name.
     - ``explained``: words of a run whose programs are described and timed.
-    - ``fresh``: variables of compared processes. With XLA's timing-based choices on disk, two runs would agree more
-      than two users' runs do, so everything is compiled without a cache.
+    - ``fresh``: variables of compared processes. With XLA's timing-based choices on disk, two runs
+      would agree more than two users' runs do, so everything is compiled without a cache.
     """
 
     tests: tuple[str, ...]
@@ -71,15 +77,23 @@ def whole(number: int) -> Plan:
     return Plan(
         DEVICE_TESTS,
         tuple(Job(name, words, repeats=0, ticks=LAW_TICKS) for name, words in LAW.items()),
-        (Job("sac pendulum, 64 x 512", SAC.replace("halfcheetah", "pendulum")), Job("ppo cartpole", CARTPOLE)),
+        (
+            Job("sac pendulum, 64 x 512", SAC.replace("halfcheetah", "pendulum")),
+            Job("ppo cartpole", CARTPOLE),
+        ),
         (Job("sac halfcheetah", SAC),),
         tuple(
-            Job(f"{env} {width}", f"env={env} algo=ppo tuned=false num_envs={width} algo.rollout_length=32", "sampling")
+            Job(
+                f"{env} {width}",
+                f"env={env} algo=ppo tuned=false num_envs={width} algo.rollout_length=32",
+                "sampling",
+            )
             for env in ("halfcheetah", "cartpole")
             for width in widths
         ),
         tuple(
-            Job(f"sac {batch}", SAC.replace("batch_size=512", f"batch_size={batch}"), "updates") for batch in BATCHES
+            Job(f"sac {batch}", SAC.replace("batch_size=512", f"batch_size={batch}"), "updates")
+            for batch in BATCHES
         ),
         (Job("sac_256", SAC_256), *(Job(name, ROWS[name][0]) for name in PREDICTED)),
         tuple(
@@ -91,8 +105,13 @@ def whole(number: int) -> Plan:
         (
             *(Job(name, f"{ROWS[name][0]} devices=2") for name in PREDICTED_APART),
             Job("sac_fused", SAC),
-            Job("ppo_sharded", f"{ROWS['ppo_cheetah_h100'][0]} placement=sharded_sampling devices=2"),
-            Job("ppo_data_parallel", f"{ROWS['ppo_cheetah_h100'][0]} placement=data_parallel devices=2"),
+            Job(
+                "ppo_sharded", f"{ROWS['ppo_cheetah_h100'][0]} placement=sharded_sampling devices=2"
+            ),
+            Job(
+                "ppo_data_parallel",
+                f"{ROWS['ppo_cheetah_h100'][0]} placement=data_parallel devices=2",
+            ),
             Job("ppo_fused", ROWS["ppo_cheetah_h100"][0]),
             *(Job(name, f"{ROWS[name][0]} placement=data_parallel devices=8") for name in eight),
         ),

@@ -1,4 +1,6 @@
-"""A pytest plug-in for `gpu`: a test that requests more devices than there are is skipped, with a message."""
+"""A pytest plug-in for `gpu`: a test that requests more devices than there are is skipped, with a
+message.
+"""
 
 from typing import Any
 

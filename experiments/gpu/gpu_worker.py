@@ -1,5 +1,5 @@
-"""Does the jobs of `gpu`: reads a `gpu_jobs.Job` per line (JSON), compiles, runs and times it, and answers in a
-line.
+"""Does the jobs of `gpu`: reads a `gpu_jobs.Job` per line (JSON), compiles, runs and times it, and
+answers in a line.
 """
 
 import hashlib
@@ -49,7 +49,9 @@ def measure(job: Job) -> dict[str, Any]:
     learns = job.what in ("training", "updates")
     frames = agent.updates_per_tick * agent.batch_size if learns else 1
     ticks = job.ticks or ticks_within(env.num_envs * agent.rollout_length, frames)
-    ready = trial.compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
+    ready = trial.compile_timed(
+        graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds
+    )
     answer = {
         **trial.describe(run, env, agent),
         "placement": placed.name,
@@ -62,19 +64,27 @@ def measure(job: Job) -> dict[str, Any]:
         answer |= timed(job, ready, agent)
     if job.what == "updates":
         answer |= work_of(ready, placed, agent)
-    return {**answer, "memory": jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None}
+    return {
+        **answer,
+        "memory": jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None,
+    }
 
 
 def keep_first(graph: Graph, ready: trial.Ready, path: Path) -> str:
-    """Save the first state and the state after some chunks, without replay; return a digest of the whole latter
-    state.
+    """Save the first state and the state after some chunks, without replay; return a digest of the
+    whole latter state.
     """
     state = ready.init()
     first = leaves_of(graph, state)
     for _ in range(FIRST_CHUNKS):
         state, _ = ready.run(state)
     learned = [f"private.{name}." for name in tagged(graph, LEARNING)]
-    np.savez(path, learned=np.array(learned), **{f"first/{n}": x for n, x in first.items()}, **leaves_of(graph, state))
+    np.savez(
+        path,
+        learned=np.array(learned),
+        **{f"first/{n}": x for n, x in first.items()},
+        **leaves_of(graph, state),
+    )
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
         digest.update(numbers(leaf).tobytes())
@@ -85,7 +95,10 @@ def leaves_of(graph: Graph, state: TrainState) -> dict[str, np.ndarray]:
     """Return the state of the fragments by name, except replay."""
     kept = {name: part for name, part in state.private.items() if name not in tagged(graph, REPLAY)}
     named = jax.tree_util.tree_leaves_with_path({"private": kept})
-    return {jax.tree_util.keystr(path, simple=True, separator="."): numbers(leaf) for path, leaf in named}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): numbers(leaf)
+        for path, leaf in named
+    }
 
 
 def numbers(leaf: jax.Array) -> np.ndarray:
@@ -101,18 +114,29 @@ def timed(job: Job, ready: trial.Ready, agent: BoundAgent) -> dict[str, Any]:
     if not all(np.isfinite(np.asarray(value)).all() for value in metrics.values()):
         raise ValueError("a metric is not finite")
     chunks = max(1, math.ceil(job.repeat_s / max(seconds, 1e-6)))
-    return {"ticks": chunks * ready.ticks, "seconds": [repeat(chunks)[0] for _ in range(job.repeats)]}
+    return {
+        "ticks": chunks * ready.ticks,
+        "seconds": [repeat(chunks)[0] for _ in range(job.repeats)],
+    }
 
 
 def work_of(ready: trial.Ready, placed: Placement, agent: BoundAgent) -> dict[str, Any]:
-    """Describe an update: matrix products, memory traffic and kernels of the compiled program, and their least time
-    on a supported card; on other cards, on an H100.
+    """Describe an update: matrix products, memory traffic and kernels of the compiled program, and
+    their least time on a supported card; on other cards, on an H100.
     """
     chip = chip_here() or CHIPS["h100"]
     with tempfile.TemporaryDirectory() as nothing:
         cost = costs_of(ready.run, placed, ready.ticks, Target(THIS, chip, 1, ""), Path(nothing))[0]
-    found = {"flops": cost.product_flops, "bytes": cost.moved_bytes, "kernels": cost.kernels, "us": cost.roofline_us}
-    return {"roofline_of": chip.title, "an_update": {k: v / agent.updates_per_tick for k, v in found.items()}}
+    found = {
+        "flops": cost.product_flops,
+        "bytes": cost.moved_bytes,
+        "kernels": cost.kernels,
+        "us": cost.roofline_us,
+    }
+    return {
+        "roofline_of": chip.title,
+        "an_update": {k: v / agent.updates_per_tick for k, v in found.items()},
+    }
 
 
 def main() -> None:
@@ -125,7 +149,9 @@ def main() -> None:
             answer = measure(Job(**json.loads(line)))
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:LAST_WORDS]}"}
+            answer = {
+                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:LAST_WORDS]}"
+            }
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -1,8 +1,9 @@
 """Whether the kernels of a physics substep on a GPU come from brax or from the wrappers around it.
 
-``python experiments/gpu/physics_kernels.py`` (after `make targets`) compiles PPO for one H100 on two brax environments
-and reads, for every kernel of the innermost loop of the step, the Python frames that it came from. The result is
-written to experiments/results/physics_kernels.json; `experiments/gpu/targets.py` prints it on its page.
+``python experiments/gpu/physics_kernels.py`` (after `make targets`) compiles PPO for one H100 on
+two brax environments and reads, for every kernel of the innermost loop of the step, the Python
+frames that it came from. The result is written to experiments/results/physics_kernels.json;
+`experiments/gpu/targets.py` prints it on its page.
 """
 
 import json
@@ -20,7 +21,12 @@ TABLES = {
     "locations": re.compile(r"^(\d+) \{file_name_id=(\d+)"),
     "frames": re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?\}"),
 }
-HEADS = {"FileNames": "files", "FunctionNames": "", "FileLocations": "locations", "StackFrames": "frames"}
+HEADS = {
+    "FileNames": "files",
+    "FunctionNames": "",
+    "FileLocations": "locations",
+    "StackFrames": "frames",
+}
 FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
@@ -66,7 +72,9 @@ def count(env: str, dump: Path) -> dict[str, object]:
     from jaxrl_fast.targets.program_cost import scope_of, starts_something
     from jaxrl_fast.views.hlo import read_text
 
-    run = run_config.compose([f"env={env}", "algo=ppo", "tuned=false", "num_envs=2048", "total_steps=6_553_600"])
+    run = run_config.compose(
+        [f"env={env}", "algo=ppo", "tuned=false", "num_envs=2048", "total_steps=6_553_600"]
+    )
     found = compile_for(run, parse_target("h100"), dump)
     source = found.compiled.as_text()
     text, tables = read_text(source), read_tables(source)
@@ -76,10 +84,19 @@ def count(env: str, dump: Path) -> dict[str, object]:
         own = [i for i in text.computations[name] if starts_something(i)]
         if not any(scope_of(i, ("sample",)) for i in own):
             continue
-        owners = Counter(whose(files_of(tables, int(m[1]))) if (m := FRAME.search(i.notes)) else "unknown" for i in own)
+        owners = Counter(
+            whose(files_of(tables, int(m[1]))) if (m := FRAME.search(i.notes)) else "unknown"
+            for i in own
+        )
         if runs > often and runs % often == 0:
-            rows.append({"substeps": int(runs / often), "kernels": len(own), "by_owner": dict(owners)})
-    return {"env": env, "loops_within_a_step": rows, "kernels_a_step": found.costs[0].kernels_of["sample"] / often}
+            rows.append(
+                {"substeps": int(runs / often), "kernels": len(own), "by_owner": dict(owners)}
+            )
+    return {
+        "env": env,
+        "loops_within_a_step": rows,
+        "kernels_a_step": found.costs[0].kernels_of["sample"] / often,
+    }
 
 
 def main() -> None:
@@ -90,7 +107,9 @@ def main() -> None:
     for env in ENVIRONMENTS:
         with tempfile.TemporaryDirectory() as dump:
             command = [str(python_for("cuda")), __file__, env, dump]
-            done = subprocess.run(command, env=compile_only(Path(dump)), stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                command, env=compile_only(Path(dump)), stdout=subprocess.PIPE, text=True, check=True
+            )
         results.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(results[-1]), flush=True)
     RESULT.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,8 +1,9 @@
 """One to 64 absent H100s: the compiler's figures for each size, and a band of time.
 
-``python experiments/gpu/scaling.py`` compiles all rows (`make targets` first; a minute each; existing results are not
-repeated), ``python experiments/gpu/scaling.py sac_ant_weak`` the rows of one line. Figures are written to
-experiments/results/scaling.json, the picture to scaling.png, the tables to docs/scaling.md.
+``python experiments/gpu/scaling.py`` compiles all rows (`make targets` first; a minute each;
+existing results are not repeated), ``python experiments/gpu/scaling.py sac_ant_weak`` the rows of
+one line. Figures are written to experiments/results/scaling.json, the picture to scaling.png, the
+tables to docs/scaling.md.
 """
 
 import json
@@ -36,7 +37,9 @@ class Line(NamedTuple):
 
 
 def ppo(env: str, *, factor: int = 1, more: str = "") -> str:
-    """Return PPO with ``factor`` times as many environments, and minibatches larger by the same factor."""
+    """Return PPO with ``factor`` times as many environments, and minibatches larger by the same
+    factor.
+    """
     envs = PPO_ENVS * factor
     sizes = f"num_envs={envs} algo.rollout_length=16 algo.num_epochs=4 algo.num_minibatches={PPO_MINIBATCHES}"
     return f"env={env} algo=ppo tuned=false {sizes} total_steps={envs * 16 * 100} {more}".strip()
@@ -56,10 +59,13 @@ def divided(number: int) -> str:
 
 LINES = {
     "ppo_halfcheetah_weak": Line(
-        "PPO halfcheetah, 2,048 environments per device", lambda n: ppo("halfcheetah", factor=n, more=divided(n))
+        "PPO halfcheetah, 2,048 environments per device",
+        lambda n: ppo("halfcheetah", factor=n, more=divided(n)),
     ),
     "ppo_halfcheetah_strong": Line(
-        "PPO halfcheetah, 2,048 environments in total", lambda n: ppo("halfcheetah", more=divided(n)), FEW
+        "PPO halfcheetah, 2,048 environments in total",
+        lambda n: ppo("halfcheetah", more=divided(n)),
+        FEW,
     ),
     "ppo_halfcheetah_seeds": Line(
         "PPO halfcheetah, one seed per device",
@@ -81,20 +87,35 @@ LINES = {
         FEW,
     ),
     "ppo_ant_weak": Line(
-        "PPO ant, 2,048 environments per device", lambda n: ppo("ant", factor=n, more=divided(n)), FEW
+        "PPO ant, 2,048 environments per device",
+        lambda n: ppo("ant", factor=n, more=divided(n)),
+        FEW,
     ),
     "sac_ant_weak": Line(
-        "SAC ant, 128 environments and a batch of 512 per device", lambda n: sac("ant", factor=n, more=divided(n)), FEW
+        "SAC ant, 128 environments and a batch of 512 per device",
+        lambda n: sac("ant", factor=n, more=divided(n)),
+        FEW,
     ),
 }
 COLUMNS = (
-    *("devices", "hosts", "collectives per tick", "MB per tick", "ms per tick", "network, ms", "steps/s", "updates/s"),
+    *(
+        "devices",
+        "hosts",
+        "collectives per tick",
+        "MB per tick",
+        "ms per tick",
+        "network, ms",
+        "steps/s",
+        "updates/s",
+    ),
     *("frames/s", "speed-up", "memory per device"),
 )
 
 
 def rates(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return steps, updates and frames a second: the slow end of the band and the fast one. Seeds count together."""
+    """Return steps, updates and frames a second: the slow end of the band and the fast one. Seeds
+    count together.
+    """
     fast, slow = tick_ms(row)
     rounds, seeds = row["rounds"], row["num_seeds"]
     steps, updates = rounds["env_steps"] * seeds, rounds["updates"] * seeds
@@ -109,7 +130,10 @@ def table(rows: dict[int, dict[str, Any]]) -> list[str]:
         count, size_bytes = collectives_a_tick(row)
         fast, slow = tick_ms(row)
         network = [us / 1e3 for us in network_us(row["programs"], number)]
-        gained = [now / then for now, then in zip(rates(row)["frames"], rates(rows[1])["frames"], strict=True)]
+        gained = [
+            now / then
+            for now, then in zip(rates(row)["frames"], rates(rows[1])["frames"], strict=True)
+        ]
         cells = [
             str(number),
             str(-(-number // 8)),
@@ -141,7 +165,13 @@ def draw(found: dict[str, dict[int, dict[str, Any]]]) -> None:
                 panel.fill_between(numbers, low, high, alpha=0.2)
                 middle = [(a * b) ** 0.5 for a, b in zip(low, high, strict=True)]
                 panel.plot(numbers, middle, marker="o", label=LINES[name].title.partition(" ")[2])
-        panel.set(title=algo.upper(), xscale="log", yscale="log", xlabel="H100s", ylabel="update frame rate, frames/s")
+        panel.set(
+            title=algo.upper(),
+            xscale="log",
+            yscale="log",
+            xlabel="H100s",
+            ylabel="update frame rate, frames/s",
+        )
         panel.set_xticks(SIZES, labels=[str(n) for n in SIZES])
         panel.minorticks_off()
         panel.grid(alpha=0.3)
@@ -161,7 +191,9 @@ def write_page(found: dict[str, dict[int, dict[str, Any]]]) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Compile the missing rows of the named lines (of all, if none), then write page and picture of all rows."""
+    """Compile the missing rows of the named lines (of all, if none), then write page and picture of
+    all rows.
+    """
     if unknown := set(names) - set(LINES):
         raise SystemExit(f"{', '.join(unknown)}: write one of {', '.join(LINES)}")
     file = RESULTS / "scaling.json"
@@ -170,11 +202,16 @@ def main(names: list[str]) -> None:
         for number in LINES[name].sizes:
             key = f"{name}_{number}"
             words, target = LINES[name].words(number), f"h100:{number}"
-            alike = (row for row in results.values() if (row["words"], row["target"]) == (words, target))
+            alike = (
+                row for row in results.values() if (row["words"], row["target"]) == (words, target)
+            )
             if (same := next(alike, None)) is not None:
                 results[key] = same
             else:
-                results[key] = {**compile_row(words, target), "num_seeds": number if "num_seeds" in words else 1}
+                results[key] = {
+                    **compile_row(words, target),
+                    "num_seeds": number if "num_seeds" in words else 1,
+                }
                 print(f"{key}: compiled in {results[key]['compile_s']:.0f} s", flush=True)
                 file.write_text(json.dumps(results, indent=1) + "\n")
     found = by_line(results)

@@ -1,8 +1,8 @@
 """Estimated cost of runs on absent accelerators: algorithm x placement x target, from the compiler.
 
-``python experiments/gpu/targets.py`` compiles every row (`make targets` first; half a minute each), ``python
-experiments/gpu/targets.py sac_h100`` one, ``--page`` none. Figures are written to experiments/results/targets.json, the
-table to docs/targets.md.
+``python experiments/gpu/targets.py`` compiles every row (`make targets` first; half a minute each),
+``python experiments/gpu/targets.py sac_h100`` one, ``--page`` none. Figures are written to
+experiments/results/targets.json, the table to docs/targets.md.
 """
 
 import json
@@ -82,21 +82,45 @@ band runs from the roofline to XLA's model. A *tick* is one round of training: e
 
 
 TIME = "row", "target", "ms per tick", "steps/s", "updates/s", "memory", "GFLOP", "GB of traffic"
-WORK = "row", "kernels per tick", "per update", "per step", "graphs + single kernels + waits", "all-reduces"
+WORK = (
+    "row",
+    "kernels per tick",
+    "per update",
+    "per step",
+    "graphs + single kernels + waits",
+    "all-reduces",
+)
 """Columns of times, and of the programs that a tick starts."""
 
 
-def compile_row(words: str, target: str, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def compile_row(
+    words: str, target: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return `explain`'s results for a run on a target."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "jaxrl_fast.explain", *words.split(), f"target={target}", f"out={folder}"]
+        command = [
+            sys.executable,
+            "-m",
+            "jaxrl_fast.explain",
+            *words.split(),
+            f"target={target}",
+            f"out={folder}",
+        ]
         done = subprocess.run(
-            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}")
         named = " ".join([*(f"{key}={value}" for key, value in environment.items()), words])
-        return {"words": named, "target": target, **json.loads((Path(folder) / "graph.json").read_text())["target"]}
+        return {
+            "words": named,
+            "target": target,
+            **json.loads((Path(folder) / "graph.json").read_text())["target"],
+        }
 
 
 def time_cells(row: dict[str, Any]) -> list[str]:
@@ -104,7 +128,9 @@ def time_cells(row: dict[str, Any]) -> list[str]:
     programs, rounds = row["programs"], row["rounds"]
     us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
     # A TPU starts a whole program at once.
-    ends = sorted((us["roofline"], us[0.0]) if row["target"].startswith("tpu") else (us[1.0], us[4.0]))
+    ends = sorted(
+        (us["roofline"], us[0.0]) if row["target"].startswith("tpu") else (us[1.0], us[4.0])
+    )
     return [
         row["name"],
         " to ".join(f"{end / 1e3:.3g}" for end in ends),
@@ -120,7 +146,11 @@ def work_cells(row: dict[str, Any]) -> list[str]:
     """Write the cells of `WORK`."""
     programs = row["programs"]
     launches = [program["launches"] for program in programs]
-    started = "–" if None in launches else " + ".join(f"{sum(x[key] for x in launches):,.0f}" for key in launches[0])
+    started = (
+        "–"
+        if None in launches
+        else " + ".join(f"{sum(x[key] for x in launches):,.0f}" for key in launches[0])
+    )
     reduces = sum(
         found["instructions"] * (found["runs"] or 0)
         for program in programs
@@ -150,7 +180,10 @@ def rounded(number: float) -> str:
 def counts(by_fragment: dict[str, float | None]) -> str:
     """Write the kernels of each fragment, where there are several."""
     known = {name: number for name, number in by_fragment.items() if number is not None}
-    named = [f"{number:.0f}" if len(known) == 1 else f"{name} {number:.0f}" for name, number in known.items()]
+    named = [
+        f"{number:.0f}" if len(known) == 1 else f"{name} {number:.0f}"
+        for name, number in known.items()
+    ]
     return ", ".join(named) or "–"
 
 
@@ -165,8 +198,16 @@ def main(names: list[str]) -> None:
         print(name, *time_cells(results[name]), *work_cells(results[name]), sep=" | ", flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     known = {name: results[name] for name in ROWS if name in results}
-    lines = ["## Time of a tick", "", *table(TIME, {name: time_cells(row) for name, row in known.items()})]
-    lines += ["## What a tick starts", "", *table(WORK, {name: work_cells(row) for name, row in known.items()})]
+    lines = [
+        "## Time of a tick",
+        "",
+        *table(TIME, {name: time_cells(row) for name, row in known.items()}),
+    ]
+    lines += [
+        "## What a tick starts",
+        "",
+        *table(WORK, {name: work_cells(row) for name, row in known.items()}),
+    ]
     lines += ["## Commands", ""]
     for words in dict.fromkeys(row["words"] for row in known.values()):
         names = ", ".join(name for name, row in known.items() if row["words"] == words)

@@ -1,17 +1,19 @@
 """Does a test fail for each of these one-line errors?
 
-``python experiments/laws/breaks.py [NAME ...]`` copies the tree once, and checks that the tests that breaks.toml names
-pass in the copy. Then it makes one error after another there, and runs the one test that must fail with it. It prints a
-line for each error, and the exit code is 1 if a test did not fail.
+``python experiments/laws/breaks.py [NAME ...]`` copies the tree once, and checks that the tests
+that breaks.toml names pass in the copy. Then it makes one error after another there, and runs the
+one test that must fail with it. It prints a line for each error, and the exit code is 1 if a test
+did not fail.
 
-``--list`` prints the errors and makes none. ``--one HASH`` makes one of them, selected by the hash of a commit.
-``--suite NAME ...`` runs for each named error all tests of ``make test``, and prints which of them fail with it.
-``--write`` writes the results to experiments/results/breaks.json.
+``--list`` prints the errors and makes none. ``--one HASH`` makes one of them, selected by the hash
+of a commit. ``--suite NAME ...`` runs for each named error all tests of ``make test``, and prints
+which of them fail with it. ``--write`` writes the results to experiments/results/breaks.json.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -95,10 +97,36 @@ def copy_tree(folder: Path) -> Path:
         if source.is_symlink() or source.is_file():  # a file may be deleted and still tracked
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target, follow_symlinks=False)
-    # Python takes a compiled file for current by time and size, which an error and its repair may have in common.
-    compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "jaxrl_fast", "envs"]
+    # Python takes a compiled file for current by time and size, which an error and its repair may
+    # have in common.
+    compiling = [
+        sys.executable,
+        "-m",
+        "compileall",
+        "-q",
+        "--invalidation-mode",
+        "checked-hash",
+        "jaxrl_fast",
+        "envs",
+    ]
     subprocess.run(compiling, cwd=folder, check=True)
     return folder
+
+
+def in_any_layout(code: str) -> re.Pattern[str]:
+    """Return the pattern of a piece of code, however its lines are broken.
+
+    Args:
+        code: Part of an expression or of a statement.
+
+    Returns:
+        A pattern that allows any space between two letters, and a comma before a bracket; space at
+        the ends of ``code`` is matched exactly.
+    """
+    middle = code.strip()
+    before, _, after = code.partition(middle)
+    letters = ((r",?\s*" if c in ")]}" else "") + re.escape(c) for c in "".join(middle.split()))
+    return re.compile(re.escape(before) + r"\s*".join(letters) + re.escape(after))
 
 
 def broken_text(broken: Break, tree: Path = ROOT) -> str:
@@ -115,13 +143,18 @@ def broken_text(broken: Break, tree: Path = ROOT) -> str:
         ValueError: The file does not have the line exactly once, or the error is no Python.
     """
     text = (tree / broken.file).read_text(encoding="utf-8")
-    if text.count(broken.old) != 1:
-        raise ValueError(f"{broken.name}: {broken.file} has {text.count(broken.old)} times, not once: {broken.old}")
-    changed = text.replace(broken.old, broken.new)
+    places = list(in_any_layout(broken.old).finditer(text))
+    if len(places) != 1:
+        raise ValueError(
+            f"{broken.name}: {broken.file} has {len(places)} times, not once: {broken.old}"
+        )
+    changed = text[: places[0].start()] + broken.new + text[places[0].end() :]
     try:
         compile(changed, broken.file, "exec")
     except SyntaxError as error:
-        raise ValueError(f"{broken.name}: with it, {broken.file} does not compile: {error}") from error
+        raise ValueError(
+            f"{broken.name}: with it, {broken.file} does not compile: {error}"
+        ) from error
     return changed
 
 
@@ -180,7 +213,8 @@ def failed_tests(output: str) -> tuple[str, ...]:
         output: Output of pytest with ``-rfE``.
 
     Returns:
-        Identifiers of tests, also of tests whose fixtures failed; without files that could not be collected.
+        Identifiers of tests, also of tests whose fixtures failed; without files that could not be
+        collected.
     """
     marks = "FAILED ", "ERROR "
     lines = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith(marks)]
@@ -292,7 +326,9 @@ def main(words: Sequence[str]) -> int:
     Returns:
         The exit code: 1 if an error was not caught, 2 if a test fails without an error.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--one", metavar="HASH")
     parser.add_argument("--list", action="store_true")
@@ -309,7 +345,9 @@ def main(words: Sequence[str]) -> int:
     if given.list:
         print("\n".join(f"{broken.name:48}{broken.file}  {broken.test}" for broken in chosen))
         return 0
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the tests and removes the copy
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # ends the tests and removes the copy
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-breaks-") as name:
         return make_all(chosen, copy_tree(Path(name) / "tree"), given)
 
@@ -329,7 +367,10 @@ def make_all(chosen: Sequence[Break], tree: Path, given: argparse.Namespace) -> 
     code, output = run_tests(tree, suite_words() if given.suite else tests, ALL_TESTS_S)
     failing = frozenset(failed_tests(output))
     if code and not given.suite:
-        print(f"without an error, these tests do not pass: {', '.join(failing) or output}", file=sys.stderr)
+        print(
+            f"without an error, these tests do not pass: {', '.join(failing) or output}",
+            file=sys.stderr,
+        )
         return 2
     results: dict[str, Result] = {}
     for broken in chosen:

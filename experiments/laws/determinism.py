@@ -1,8 +1,9 @@
 """Does the same ``config.yaml`` give the same numbers every time, bit for bit?
 
-``python experiments/laws/determinism.py [repeats [job ...]]`` trains each job once, and then its ``config.yaml``
-``repeats`` times (default 20) in new processes. ``metrics.csv`` (without rates and times) and the parameters must be
-equal to the first. The result is written to experiments/results/determinism.json.
+``python experiments/laws/determinism.py [repeats [job ...]]`` trains each job once, and then its
+``config.yaml`` ``repeats`` times (default 20) in new processes. ``metrics.csv`` (without rates and
+times) and the parameters must be equal to the first. The result is written to
+experiments/results/determinism.json.
 """
 
 import hashlib

@@ -1,14 +1,16 @@
 """Equal numbers, the whole check: every placement against one fused program on the same graph.
 
-``python experiments/laws/equal_numbers.py [--fast] [ppo] [sac/pendulum] [sac/pendulum/none]`` (CPU, four virtual
-devices; over an hour) runs every algorithm, with two environments of different observations or actions, every
-``overlap``, one and several learners, and 1, 2 and 4 devices; words select a part. Multi-agent algorithms share their
-networks in the probe, and have a separate network per agent in the junction, where ``agents`` shards them too.
-``--fast`` compiles with few of XLA's optimizations, as the tests do; two processes may compute parts at once.
-Placements that put fragments on other devices are compared after 20 ticks (difference 0.0), with the compiler options
-of the fused program. As users compile them, a program that only acts has its own (`xla_options.ACTING_OPTIONS`); these,
-and placements with sharding, are compared after one tick from the same state (1e-6, relative to numbers over 1). The
-result is written to experiments/results/equal_numbers.json.
+``python experiments/laws/equal_numbers.py [--fast] [ppo] [sac/pendulum] [sac/pendulum/none]`` (CPU,
+four virtual devices; over an hour) runs every algorithm, with two environments of different
+observations or actions, every ``overlap``, one and several learners, and 1, 2 and 4 devices; words
+select a part. Multi-agent algorithms share their networks in the probe, and have a separate network
+per agent in the junction, where ``agents`` shards them too. ``--fast`` compiles with few of XLA's
+optimizations, as the tests do; two processes may compute parts at once. Placements that put
+fragments on other devices are compared after 20 ticks (difference 0.0), with the compiler options
+of the fused program. As users compile them, a program that only acts has its own
+(`xla_options.ACTING_OPTIONS`); these, and placements with sharding, are compared after one tick
+from the same state (1e-6, relative to numbers over 1). The result is written to
+experiments/results/equal_numbers.json.
 """
 
 import itertools
@@ -44,12 +46,18 @@ ENVIRONMENTS = {
     "sac_discrete": ("cartpole", "acrobot"),
     "td3": ("pendulum", "mountain_car_continuous"),
     "flash_sac": ("pendulum", "mountain_car_continuous"),
-    **dict.fromkeys(("iql", "td3_bc", "fast_td3", "reppo"), ("pendulum", "mountain_car_continuous")),
+    **dict.fromkeys(
+        ("iql", "td3_bc", "fast_td3", "reppo"), ("pendulum", "mountain_car_continuous")
+    ),
     **dict.fromkeys(("ippo", "mappo", "pqn_vdn"), ("two_out", "traffic_junction_4")),
 }
 MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
 DIVIDING = (
-    *((name, devices, 1) for name in ("data_parallel", "sharded_sampling") for devices in (1, 2, 4)),
+    *(
+        (name, devices, 1)
+        for name in ("data_parallel", "sharded_sampling")
+        for devices in (1, 2, 4)
+    ),
     ("sampler_learner", 4, 1),
     ("parameter_server", 2, 2),
     ("parameter_server", 4, 4),
@@ -59,7 +67,9 @@ BY_AGENTS = (("agents", 2, 1), ("agents", 4, 1))
 SEEDS = [3]
 
 
-def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024, **agents: bool) -> jf.Algorithm:
+def algorithm(
+    name: str, batch_size: int = 16, buffer_size: int = 1_024, **agents: bool
+) -> jf.Algorithm:
     """Build a small algorithm with work in every tick; ``agents``: the networks that agents share."""
     if name in ("ppo", "ippo", "mappo"):
         sizes: dict[str, Any] = dict(rollout_length=8, num_epochs=2, num_minibatches=2)
@@ -69,34 +79,56 @@ def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024, **agent
         make_pqn = {"pqn": jf.pqn, "pqn_vdn": jf.pqn_vdn}[name]
         return make_pqn(rollout_length=8, num_minibatches=2, q_hidden=(16,), **agents)
     if name == "reppo":
-        return jf.reppo(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(16,), critic_hidden=(16,))
+        return jf.reppo(
+            rollout_length=8,
+            num_epochs=2,
+            num_minibatches=2,
+            policy_hidden=(16,),
+            critic_hidden=(16,),
+        )
     if name == "impala":
         return jf.impala(rollout_length=8, num_minibatches=2, hidden=(16,))
     replay: dict[str, Any] = dict(
-        rollout_length=2, updates_per_tick=4, batch_size=batch_size, buffer_size=buffer_size, warmup_steps=16
+        rollout_length=2,
+        updates_per_tick=4,
+        batch_size=batch_size,
+        buffer_size=buffer_size,
+        warmup_steps=16,
     )
     if name == "dqn":
-        rainbow: dict[str, Any] = dict(dueling=True, priority_exponent=0.6, n_step=3, value_head="categorical")
+        rainbow: dict[str, Any] = dict(
+            dueling=True, priority_exponent=0.6, n_step=3, value_head="categorical"
+        )
         return jf.dqn(q_hidden=(16,), **rainbow, **replay)
     return getattr(jf, name)(policy_hidden=(16,), critic_hidden=(16,), **replay)
 
 
 def world(name: str) -> jf.VecEnv:
     """Build eight environments."""
-    return jf.make_env("probe", id=name, num_envs=8) if name in TWO_AGENTS else jf.make_env(name, num_envs=8)
+    return (
+        jf.make_env("probe", id=name, num_envs=8)
+        if name in TWO_AGENTS
+        else jf.make_env(name, num_envs=8)
+    )
 
 
 def shared(algo: str, env_name: str) -> dict[str, bool]:
     """Return the networks that the agents of a multi-agent algorithm share."""
-    return {"share_parameters": env_name in TWO_AGENTS} if algo in ("ippo", "mappo", "pqn_vdn") else {}
+    return (
+        {"share_parameters": env_name in TWO_AGENTS} if algo in ("ippo", "mappo", "pqn_vdn") else {}
+    )
 
 
 def make(graph: Graph, placement: str, devices: int, options: str = "own") -> programs.Program:
-    """Build a program of one tick; ``options``: "own", or "fused" for a chain with the fused program's options."""
+    """Build a program of one tick; ``options``: "own", or "fused" for a chain with the fused
+    program's options.
+    """
     placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
     if options == "own":
         return programs.compile(graph, placed, 1)
-    as_fused = mock.Mock(side_effect=lambda mesh, products, acting: compiler_options(mesh, products=products))
+    as_fused = mock.Mock(
+        side_effect=lambda mesh, products, acting: compiler_options(mesh, products=products)
+    )
     with mock.patch.object(chain, "compiler_options", as_fused):
         program = programs.compile(graph, placed, 1)
     assert as_fused.called
@@ -104,7 +136,9 @@ def make(graph: Graph, placement: str, devices: int, options: str = "own") -> pr
 
 
 def end(program: programs.Program, ticks: int, start: Any) -> Any:
-    """Return the state after some ticks and the metrics of the last, both on the host, from a state on the host."""
+    """Return the state after some ticks and the metrics of the last, both on the host, from a state
+    on the host.
+    """
     state, metrics = program.place(from_host(start)), {}
     for _ in range(ticks):
         state, metrics = program.run(state)
@@ -124,8 +158,8 @@ def from_host(state: TrainState) -> TrainState:
 
 
 def difference(got: Any, want: Any) -> float:
-    """Return the largest difference over all leaves, relative to numbers over 1; a different flag or count is
-    infinitely far.
+    """Return the largest difference over all leaves, relative to numbers over 1; a different flag
+    or count is infinitely far.
     """
     worst = 0.0
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -141,15 +175,27 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
     env, chosen, rows = world(env_name), algorithm(algo, **shared(algo, env_name)), []
     dividing = DIVIDING + (BY_AGENTS if chosen.options.get("share_parameters") is False else ())
     turns = ((2, "turns"),) if algo == "impala" else ()
-    for learners, average in ((1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "parameters"), *turns):
-        graph, _ = build_graph(env, chosen, GraphOptions(overlap=overlap, learners=learners, average=average))  # type: ignore[arg-type]
-        jobs = [(job, 20, "fused") for job in MOVING] + [(job, 1, "own") for job in MOVING + dividing]
+    for learners, average in (
+        (1, "gradients"),
+        (2, "gradients"),
+        (4, "gradients"),
+        (2, "parameters"),
+        *turns,
+    ):
+        graph, _ = build_graph(
+            env, chosen, GraphOptions(overlap=overlap, learners=learners, average=average)
+        )  # type: ignore[arg-type]
+        jobs = [(job, 20, "fused") for job in MOVING] + [
+            (job, 1, "own") for job in MOVING + dividing
+        ]
         fused = make(graph, "fused", 1)
         keys = jax.vmap(jax.random.key)(np.array(SEEDS))
         first = jax.tree.map(to_host, fused.init(keys, chosen.hyper))
         warm = end(fused, 20, first)
         start, want = {20: first, 1: warm[0]}, {20: warm, 1: end(fused, 1, warm[0])}
-        for (placement, devices, _), ticks, options in [job for job in jobs if job[0][2] == learners]:
+        for (placement, devices, _), ticks, options in [
+            job for job in jobs if job[0][2] == learners
+        ]:
             got = end(make(graph, placement, devices, options), ticks, start[ticks])
             rows.append(
                 {
@@ -172,7 +218,9 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Compare everything, print a line for each, write the JSON; the exit code is 1 if a placement differs."""
+    """Compare everything, print a line for each, write the JSON; the exit code is 1 if a placement
+    differs.
+    """
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_disable_most_optimizations", "--fast" in sys.argv)
     broken = False
@@ -193,15 +241,19 @@ def main() -> None:
 
 
 def parts(words: list[str]) -> list[tuple[str, str, Overlap]]:
-    """Return (algorithm, environment, overlap) of every part that begins with one of the words; all parts without
-    words.
+    """Return (algorithm, environment, overlap) of every part that begins with one of the words; all
+    parts without words.
     """
     known = [
         (algo, name, overlap)
         for algo, names in ENVIRONMENTS.items()
         for name, overlap in itertools.product(names, get_args(Overlap))
     ]
-    return [part for part in known if not words or any(f"{'/'.join(part)}/".startswith(f"{word}/") for word in words)]
+    return [
+        part
+        for part in known
+        if not words or any(f"{'/'.join(part)}/".startswith(f"{word}/") for word in words)
+    ]
 
 
 def keep(rows: list[dict[str, Any]]) -> None:

@@ -1,8 +1,9 @@
 """Training killed with SIGKILL again and again, also while it saves, and resumed: is anything lost?
 
-``python experiments/laws/kill.py [kills]`` runs each job once undisturbed, then with ``run_dir=X resume=auto`` as a
-cluster requeues it, killed ``kills`` times (default 20). At the end parameters, tables and the whole last checkpoint
-must equal the undisturbed run's, bit for bit. The result is written to experiments/results/kill.json.
+``python experiments/laws/kill.py [kills]`` runs each job once undisturbed, then with
+``run_dir=X resume=auto`` as a cluster requeues it, killed ``kills`` times (default 20). At the end
+parameters, tables and the whole last checkpoint must equal the undisturbed run's, bit for bit. The
+result is written to experiments/results/kill.json.
 """
 
 import csv
@@ -93,7 +94,9 @@ def good_steps(folder: Path) -> int:
     return steps[-1] if steps else 0
 
 
-def kill_once(words: tuple[str, ...], folder: Path, how: str, chance: random.Random) -> dict[str, Any] | None:
+def kill_once(
+    words: tuple[str, ...], folder: Path, how: str, chance: random.Random
+) -> dict[str, Any] | None:
     """Start or resume a run and kill it at a random moment; return None if it ended before."""
     before, begin = steps_done(folder), time.monotonic()
     process = command(*words, f"run_dir={folder}", "resume=auto")
@@ -105,7 +108,11 @@ def kill_once(words: tuple[str, ...], folder: Path, how: str, chance: random.Ran
         if how == "training" and steps_done(folder) >= wanted:
             time.sleep(chance.uniform(0.0, 0.05))
             break
-        if how == "saving" and steps_done(folder) >= wanted and list(folder.glob("checkpoints/*.unfinished")):
+        if (
+            how == "saving"
+            and steps_done(folder) >= wanted
+            and list(folder.glob("checkpoints/*.unfinished"))
+        ):
             time.sleep(chance.uniform(0.0, 0.05))
             break
         time.sleep(0.001)
@@ -115,7 +122,12 @@ def kill_once(words: tuple[str, ...], folder: Path, how: str, chance: random.Ran
         assert process.returncode == 0, errors
         return None
     unfinished = bool(list(folder.glob("checkpoints/*.unfinished")))
-    return {"how": how, "steps": steps_done(folder), "kept": good_steps(folder), "in the middle of a save": unfinished}
+    return {
+        "how": how,
+        "steps": steps_done(folder),
+        "kept": good_steps(folder),
+        "in the middle of a save": unfinished,
+    }
 
 
 def number(words: tuple[str, ...], key: str) -> int:
@@ -133,9 +145,15 @@ def without_times(folder: Path, name: str) -> list[list[str]]:
 def same_end(a: Path, b: Path) -> bool:
     """Return whether two runs ended with the same tables and the same whole state."""
     (last,) = {all_steps(folder / "checkpoints")[-1] for folder in (a, b)}
-    states = [read_arrays(read_description(folder / "checkpoints" / str(last))) for folder in (a, b)]
-    equal = states[0].keys() == states[1].keys() and all(np.array_equal(x, states[1][n]) for n, x in states[0].items())
-    tables = all(without_times(a, name) == without_times(b, name) for name in ("metrics.csv", "evals.csv"))
+    states = [
+        read_arrays(read_description(folder / "checkpoints" / str(last))) for folder in (a, b)
+    ]
+    equal = states[0].keys() == states[1].keys() and all(
+        np.array_equal(x, states[1][n]) for n, x in states[0].items()
+    )
+    tables = all(
+        without_times(a, name) == without_times(b, name) for name in ("metrics.csv", "evals.csv")
+    )
     return equal and tables
 
 
@@ -155,7 +173,8 @@ def job(words: tuple[str, ...], kills: int, folder: Path, seed: int = 0) -> dict
 
     Raises:
         CheckpointError: A kill left a damaged checkpoint behind.
-        AssertionError: The end differs from the undisturbed run's, or more than two intervals were lost.
+        AssertionError: The end differs from the undisturbed run's, or more than two intervals were
+            lost.
     """
     chance = random.Random(seed)
     whole, killed = folder / "whole", folder / "killed"
@@ -179,7 +198,10 @@ def job(words: tuple[str, ...], kills: int, folder: Path, seed: int = 0) -> dict
 
 def main(kills: int) -> None:
     """Run both jobs, half of the kills each."""
-    result: dict[str, Any] = {"command": f"python experiments/laws/kill.py {kills}", "machine": machine()}
+    result: dict[str, Any] = {
+        "command": f"python experiments/laws/kill.py {kills}",
+        "machine": machine(),
+    }
     result["versions"] = versions()
     with tempfile.TemporaryDirectory() as folder:
         for name, words in JOBS.items():

@@ -1,20 +1,21 @@
 """Does this tree compute the same numbers as another commit, bit for bit?
 
-``python experiments/laws/same_numbers.py COMMIT [JOB ...]`` (CPU, two virtual devices) trains small jobs at both
-commits, each in a separate process, from the same initial parameters. The other commit draws these; at both commits,
-mapped by name, they replace the parameters of the graph's first state (of the function ``init(graph, key, hyper)``).
-``JOB`` is a prefix of the names of jobs. `same_numbers_jobs` contains the jobs; `same_numbers_run` has ``RENAMES``, to
-fill in where names of leaves or columns have changed.
+``python experiments/laws/same_numbers.py COMMIT [JOB ...]`` (CPU, two virtual devices) trains small
+jobs at both commits, each in a separate process, from the same initial parameters. The other commit
+draws these; at both commits, mapped by name, they replace the parameters of the graph's first state
+(of the function ``init(graph, key, hyper)``). ``JOB`` is a prefix of the names of jobs.
+`same_numbers_jobs` contains the jobs; `same_numbers_run` has ``RENAMES``, to fill in where names of
+leaves or columns have changed.
 
-The last state is compared leaf by leaf: parameters and targets must all have a partner; optimizers, replay,
-environments and keys are compared where a leaf of that name and shape exists, and the others are counted as unmapped.
-``metrics.csv``, a row per tick, and ``evals.csv`` are compared without times; a column that is new in this tree is left
-out.
+The last state is compared leaf by leaf: parameters and targets must all have a partner; optimizers,
+replay, environments and keys are compared where a leaf of that name and shape exists, and the
+others are counted as unmapped. ``metrics.csv``, a row per tick, and ``evals.csv`` are compared
+without times; a column that is new in this tree is left out.
 
-A job that differs runs once more at both commits on a simulated processor without fused multiply-add (XLA's
-``--xla_cpu_max_isa=AVX``). If it is equal there, the programs compute the same, and the compiler only fused another
-product with the same sum. The exit code is 1 where a job differs both times. The result is written to
-experiments/results/same_numbers.json, job by job.
+A job that differs runs once more at both commits on a simulated processor without fused
+multiply-add (XLA's ``--xla_cpu_max_isa=AVX``). If it is equal there, the programs compute the same,
+and the compiler only fused another product with the same sum. The exit code is 1 where a job
+differs both times. The result is written to experiments/results/same_numbers.json, job by job.
 """
 
 import csv
@@ -41,13 +42,17 @@ SCRIPT = Path(__file__).with_name("same_numbers_run.py")
 RESULT = Path(__file__).parent.parent / "results" / "same_numbers.json"
 TABLES = ("metrics.csv", "evals.csv")
 NO_FMA = "--xla_cpu_max_isa=AVX"
-"""Processors with AVX only have no fused multiply-add, which rounds once where a product and a sum round twice."""
+"""Processors with AVX only have no fused multiply-add, which rounds once where a product and a sum
+round twice.
+"""
 
 
 class Difference(NamedTuple):
-    """Difference between ``where`` and its partner; infinite where there are no two numbers to subtract.
+    """Difference between ``where`` and its partner; infinite where there are no two numbers to
+    subtract.
 
-    ``row``: the first row of a table that differs, counted from 1, so the tick of ``metrics.csv``; 0 for a leaf.
+    ``row``: the first row of a table that differs, counted from 1, so the tick of ``metrics.csv``;
+    0 for a leaf.
     """
 
     size: float
@@ -57,13 +62,17 @@ class Difference(NamedTuple):
 
 def git(*words: str) -> str:
     """Return git's output, in this repository."""
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def unpack(commit: str, folder: Path) -> Path:
     """Extract the files of a commit."""
     folder.mkdir()
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+    archive = subprocess.run(
+        ["git", "archive", commit], cwd=ROOT, check=True, capture_output=True
+    ).stdout
     subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
     return folder
 
@@ -97,10 +106,15 @@ def run(name: str, tree: Path, folder: Path, flags: str, *words: str | Path) -> 
 def compare_states(
     other: dict[str, np.ndarray], own: dict[str, np.ndarray], rename: Callable[[str], str]
 ) -> tuple[list[Difference], int, list[str]]:
-    """Return the differences, the number of compared leaves, and the names of leaves without a partner."""
+    """Return the differences, the number of compared leaves, and the names of leaves without a
+    partner.
+    """
     partners = {name: rename(name) for name in own}
     lost = required(other) - set(partners.values())
-    differences, unmapped = [Difference(float("inf"), f"{name} is gone") for name in sorted(lost)], []
+    differences, unmapped = (
+        [Difference(float("inf"), f"{name} is gone") for name in sorted(lost)],
+        [],
+    )
     for name, partner in partners.items():
         fits = partner in other and kind(other[partner]) == kind(own[name])
         if not fits and required([partner]):
@@ -119,9 +133,11 @@ def kind(leaf: np.ndarray) -> tuple[Any, ...]:
     return leaf.shape, leaf.dtype
 
 
-def compare_tables(name: str, other: list[dict[str, str]], own: list[dict[str, str]]) -> tuple[list[Difference], int]:
-    """Return the differences in a table, for each column the first row that differs, and the number of compared
-    columns.
+def compare_tables(
+    name: str, other: list[dict[str, str]], own: list[dict[str, str]]
+) -> tuple[list[Difference], int]:
+    """Return the differences in a table, for each column the first row that differs, and the number
+    of compared columns.
     """
     if len(other) != len(own):
         return [Difference(float("inf"), f"{name} has {len(own)} rows, not {len(other)}")], 0
@@ -164,7 +180,9 @@ def compare(other: Path, own: Path, job: Job) -> dict[str, Any]:
     )
     columns = 0
     for table in TABLES:
-        more, compared = compare_tables(table, *(rows(folder / "run" / table) for folder in (other, own)))
+        more, compared = compare_tables(
+            table, *(rows(folder / "run" / table) for folder in (other, own))
+        )
         differences, columns = differences + more, columns + compared
     differences.sort(key=lambda found: -found.size)
     return {
@@ -182,28 +200,53 @@ def do(name: str, job: Job, trees: tuple[Path, Path], folder: Path) -> dict[str,
     result = run_both(name, job, trees, folder)
     if result["differences"]:
         again = run_both(name, job, trees, folder, NO_FMA)
-        result |= {"equal_without_fma": again["equal"], "differences_without_fma": again["differences"]}
+        result |= {
+            "equal_without_fma": again["equal"],
+            "differences_without_fma": again["differences"],
+        }
     return {"ticks": job.ticks, **result, "seconds": round(time.perf_counter() - begin, 1)}
 
 
-def run_both(name: str, job: Job, trees: tuple[Path, Path], folder: Path, flags: str = "") -> dict[str, Any]:
+def run_both(
+    name: str, job: Job, trees: tuple[Path, Path], folder: Path, flags: str = ""
+) -> dict[str, Any]:
     """Run a job at the other commit, then here, and compare."""
     partner = job.as_ or name
-    other, own = (folder / f"{job_name} {side}{flags}" for job_name, side in ((partner, "other"), (name, "own")))
+    other, own = (
+        folder / f"{job_name} {side}{flags}"
+        for job_name, side in ((partner, "other"), (name, "own"))
+    )
     try:
         if not (other / "final.npz").exists():
             run(partner, trees[0], other, flags)
-        run(name, trees[1], own, flags, "--initial", other / "initial.npz", *(["--broken"] if job.as_ else []))
+        run(
+            name,
+            trees[1],
+            own,
+            flags,
+            "--initial",
+            other / "initial.npz",
+            *(["--broken"] if job.as_ else []),
+        )
         return compare(other, own, job)
     except RuntimeError as error:
-        return {"leaves": 0, "columns": 0, "unmapped": [], "equal": False, "error": str(error), "differences": []}
+        return {
+            "leaves": 0,
+            "columns": 0,
+            "unmapped": [],
+            "equal": False,
+            "error": str(error),
+            "differences": [],
+        }
 
 
 def describe(name: str, result: dict[str, Any]) -> str:
     """Write a line of the table."""
     said = "equal" if result["equal"] else "FAILED: " + result.get("error", "")
     if found := result["differences"]:
-        said = "equal without fused multiply-adds; with them " if result["equal_without_fma"] else ""
+        said = (
+            "equal without fused multiply-adds; with them " if result["equal_without_fma"] else ""
+        )
         said += f"DIFFERS in {len(found)}, most by {found[0]['size']:.1e}: {found[0]['where']}"
         said += "".join(f"; first in row {d['row']} of {d['where']}" for d in first_rows(found)[:1])
     unmapped = f" (+{len(result['unmapped'])} unmapped)" if result["unmapped"] else ""
@@ -231,7 +274,11 @@ def main(commit: str, words: Iterable[str]) -> None:
     if not chosen:
         sys.exit(f"no job begins so: write the beginning of one of {'; '.join(JOBS)}")
     changed = bool(git("status", "--porcelain", "--", "jaxrl_fast", "envs"))
-    commits = {"other": git("rev-parse", commit), "this": git("rev-parse", "HEAD"), "this_has_changes": changed}
+    commits = {
+        "other": git("rev-parse", commit),
+        "this": git("rev-parse", "HEAD"),
+        "this_has_changes": changed,
+    }
     all_equal = True
     print(f"{'job':33}{'ticks':>5}{'leaves':>8}{'columns':>9}")
     with tempfile.TemporaryDirectory() as name:

@@ -14,7 +14,13 @@ import jaxrl_fast as jf
 
 NUM_ENVS = 8
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "ppo": dict(rollout_length=16, num_epochs=2, num_minibatches=2, policy_hidden=(32, 32), value_hidden=(32, 32)),
+    "ppo": dict(
+        rollout_length=16,
+        num_epochs=2,
+        num_minibatches=2,
+        policy_hidden=(32, 32),
+        value_hidden=(32, 32),
+    ),
     "sac": dict(
         rollout_length=2,
         updates_per_tick=4,
@@ -28,10 +34,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 class Job(NamedTuple):
-    """``make_env()`` and ``algorithm`` with ``options`` are trained for this many ticks; ``run``: arguments of `learn`.
+    """``make_env()`` and ``algorithm`` with ``options`` are trained for this many ticks; ``run``:
+    arguments of `learn`.
 
-    A job that is the same ``as_`` another is stopped half-way and resumed at this commit. It must equal the
-    uninterrupted job at the other commit.
+    A job that is the same ``as_`` another is stopped half-way and resumed at this commit. It must
+    equal the uninterrupted job at the other commit.
     """
 
     make_env: Callable[[], Any]
@@ -84,8 +91,13 @@ def dot(*, discrete: bool) -> Any:
 
 
 def masked() -> Any:
-    """Build a dictionary with an action mask: on a line of seven places, a step over an end is not allowed."""
-    obs = {"action_mask": jax.ShapeDtypeStruct((3,), jnp.bool_), "place": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    """Build a dictionary with an action mask: on a line of seven places, a step over an end is not
+    allowed.
+    """
+    obs = {
+        "action_mask": jax.ShapeDtypeStruct((3,), jnp.bool_),
+        "place": jax.ShapeDtypeStruct((2,), jnp.float32),
+    }
 
     def look(place: jax.Array) -> dict[str, jax.Array]:
         mask = jnp.stack([place > 0, jnp.ones((), bool), place < 6])
@@ -100,7 +112,9 @@ def masked() -> Any:
         reward, none = 1.0 - 0.3 * jnp.abs(place - 4), jnp.zeros((), bool)
         return place, jf.Timestep(look(place), look(place), reward, none, none)
 
-    return jf.vectorize(jf.Env(jf.EnvSpec("masked", obs, jf.Discrete(3), 9), reset, step), num_envs=NUM_ENVS)
+    return jf.vectorize(
+        jf.Env(jf.EnvSpec("masked", obs, jf.Discrete(3), 9), reset, step), num_envs=NUM_ENVS
+    )
 
 
 RATES = dict(learning_rate=jf.Linear(1e-3, 0.0), normalize_rewards=True)
@@ -117,7 +131,9 @@ JOBS: dict[str, Job] = {
     "ppo data_parallel": Job(cartpole, "ppo", run=dict(placement="data_parallel", **ON_TWO)),
     "ppo learners, gradients": Job(cartpole, "ppo", run=dict(learners=2)),
     "ppo learners, parameters": Job(
-        cartpole, "ppo", run=dict(learners=2, average="parameters", placement="parameter_server", **ON_TWO)
+        cartpole,
+        "ppo",
+        run=dict(learners=2, average="parameters", placement="parameter_server", **ON_TWO),
     ),
     "ppo resumed": Job(cartpole, "ppo", as_="ppo cartpole"),
     "sac pendulum": Job(pendulum, "sac"),
@@ -126,8 +142,12 @@ JOBS: dict[str, Job] = {
     "sac pixels": Job(lambda: dot(discrete=False), "sac"),
     "sac n_step, layer norm": Job(pendulum, "sac", dict(n_step=3, critic_layer_norm=True)),
     "sac two seeds": Job(pendulum, "sac", run=dict(num_seeds=2)),
-    "sac actor_critic": Job(pendulum, "sac", run=dict(overlap="actor_critic", placement="actor_critic", **ON_TWO)),
-    "sac overlap all": Job(pendulum, "sac", run=dict(overlap="all", placement="sampler_learner", **ON_TWO)),
+    "sac actor_critic": Job(
+        pendulum, "sac", run=dict(overlap="actor_critic", placement="actor_critic", **ON_TWO)
+    ),
+    "sac overlap all": Job(
+        pendulum, "sac", run=dict(overlap="all", placement="sampler_learner", **ON_TWO)
+    ),
     "sac learners, gradients": Job(pendulum, "sac", run=dict(learners=2)),
     "sac resumed": Job(pendulum, "sac", as_="sac pendulum"),
 }

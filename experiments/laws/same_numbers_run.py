@@ -1,9 +1,10 @@
 """One job of `same_numbers`, with the code that PYTHONPATH names.
 
-``python -P same_numbers_run.py JOB TREE FOLDER [--initial FILE] [--broken]`` trains and leaves in FOLDER
-``initial.npz`` (parameters and targets before the first tick, by name; without ``--initial``), ``final.npz`` (the whole
-last state by name), ``run/metrics.csv`` and ``run/evals.csv``. The code of two commits runs it, so it uses only their
-public API, the names of a state's leaves, and the function ``init(graph, key, hyper)``.
+``python -P same_numbers_run.py JOB TREE FOLDER [--initial FILE] [--broken]`` trains and leaves in
+FOLDER ``initial.npz`` (parameters and targets before the first tick, by name; without
+``--initial``), ``final.npz`` (the whole last state by name), ``run/metrics.csv`` and
+``run/evals.csv``. The code of two commits runs it, so it uses only their public API, the names of a
+state's leaves, and the function ``init(graph, key, hyper)``.
 """
 
 import argparse
@@ -22,7 +23,9 @@ import numpy as np
 
 import jaxrl_fast as jf
 
-sys.path.append(str(Path(__file__).parent))  # last: this folder must hide nothing of the other commit
+sys.path.append(
+    str(Path(__file__).parent)
+)  # last: this folder must hide nothing of the other commit
 
 from same_numbers_jobs import JOBS, Job, algorithm, total_steps
 
@@ -47,8 +50,8 @@ RENAMES: dict[str, list[tuple[str, str]]] = {
         (r"\.temperature$", ".log_temperature"),
     ],
 }
-"""By algorithm: (regex, replacement), all applied in turn with `re.sub` to names of leaves: from this tree's names to
-the names of commits before “An algorithm file says its rates ...”.
+"""By algorithm: (regex, replacement), all applied in turn with `re.sub` to names of leaves: from
+this tree's names to the names of commits before “An algorithm file says its rates ...”.
 
 Nothing is renamed where the other commit has this tree's names.
 """
@@ -56,8 +59,12 @@ ENV_STATE = [(r"\.env\.env_state\b", ".env.world"), (r"\.env\.world\.state\b", "
 """The same for the states of environments, to the names of commits before `VecState.env_state`."""
 LEARNED = re.compile(r"private\.(learn|server)\w*\.|channels\.(actor|critic)\w*\.")
 """Leaves that hold parameters, targets and optimizers, by their names at the other commit."""
-OPTIONAL = re.compile(r"\.opt_state\b|^channels\.critic_target\.|^private\.server\.critic\.target\.")
-"""The leaves among them that may lack a partner: they begin at zero in any case, or are copies of others."""
+OPTIONAL = re.compile(
+    r"\.opt_state\b|^channels\.critic_target\.|^private\.server\.critic\.target\."
+)
+"""The leaves among them that may lack a partner: they begin at zero in any case, or are copies of
+others.
+"""
 SEED = 7
 
 
@@ -88,7 +95,11 @@ def name_of(path: tuple) -> str:
 
 def numbers(leaf: Any) -> Any:
     """Return the data of a leaf, also of a random key."""
-    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return (
+        jax.random.key_data(leaf)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else leaf
+    )
 
 
 def required(names: Any) -> set[str]:
@@ -112,25 +123,37 @@ def put_parameters(state: Any, initial: dict[str, np.ndarray], rename: Callable[
         if given is None:
             return leaf
         if (given.shape, given.dtype) != (leaf.shape, leaf.dtype):
-            raise ValueError(f"{name_of(path)} is {leaf.dtype}{leaf.shape}, its partner {given.dtype}{given.shape}")
+            raise ValueError(
+                f"{name_of(path)} is {leaf.dtype}{leaf.shape}, its partner {given.dtype}{given.shape}"
+            )
         return jnp.asarray(given)
 
     return jax.tree_util.tree_map_with_path(put, state)
 
 
 def replace_init(initial: dict[str, np.ndarray], rename: Callable[[str], str]) -> list[str]:
-    """Make every graph begin with these parameters from now on. All seeds begin alike: their keys differ.
+    """Make every graph begin with these parameters from now on. All seeds begin alike: their keys
+    differ.
 
-    Locates the function by name and arguments in any module, and replaces it wherever it was imported. Returns a list
-    that is empty until the function is called.
+    Locates the function by name and arguments in any module, and replaces it wherever it was
+    imported. Returns a list that is empty until the function is called.
     """
     for name in jf.__all__:  # a public name loads its module on first use
         getattr(jf, name)
-    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "jaxrl_fast"]
-    places = [(module, name, value) for module in modules for name, value in vars(module).items() if is_init(value)]
+    modules = [
+        module for name, module in sys.modules.items() if name.partition(".")[0] == "jaxrl_fast"
+    ]
+    places = [
+        (module, name, value)
+        for module in modules
+        for name, value in vars(module).items()
+        if is_init(value)
+    ]
     found = {value for _, _, value in places}
     if len(found) != 1:
-        raise RuntimeError(f"expected one function init(graph, key, hyper) in jaxrl_fast, got {found}")
+        raise RuntimeError(
+            f"expected one function init(graph, key, hyper) in jaxrl_fast, got {found}"
+        )
     original, called = found.pop(), list[str]()
 
     def init(graph: Any, key: jax.Array, hyper: Any) -> Any:
@@ -145,7 +168,11 @@ def replace_init(initial: dict[str, np.ndarray], rename: Callable[[str], str]) -
 def is_init(value: Any) -> bool:
     """Return whether this function makes the first state of a graph."""
     wanted = ["graph", "key", "hyper"]
-    return inspect.isfunction(value) and value.__name__ == "init" and [*inspect.signature(value).parameters] == wanted
+    return (
+        inspect.isfunction(value)
+        and value.__name__ == "init"
+        and [*inspect.signature(value).parameters] == wanted
+    )
 
 
 def draw(job: Job) -> dict[str, np.ndarray]:
@@ -153,7 +180,9 @@ def draw(job: Job) -> dict[str, np.ndarray]:
     env, known = job.make_env(), ("overlap", "learners", "average")
     chosen = {name: value for name, value in job.run.items() if name in known}
     init, _ = jf.make_train_step(env, algorithm(job), total_steps=total_steps(job), **chosen)
-    first = jax.jit(lambda key: {n: x for n, x in named_leaves(init(key)).items() if LEARNED.match(n)})
+    first = jax.jit(
+        lambda key: {n: x for n, x in named_leaves(init(key)).items() if LEARNED.match(n)}
+    )
     initial = jax.tree.map(np.array, first(jax.random.key(SEED)))
     close(env)
     return initial
@@ -201,10 +230,15 @@ def main() -> None:
     parser.add_argument("--initial", type=Path)
     parser.add_argument("--broken", action="store_true")
     args = parser.parse_args()
-    # By file: an editable install adds its ``jaxrl_fast.envs`` to a tree that has ``envs`` next to ``jaxrl_fast``.
-    envs = import_module("jaxrl_fast.envs" if (args.tree / "jaxrl_fast" / "envs").exists() else "envs")
+    # By file: an editable install adds its ``jaxrl_fast.envs`` to a tree that has ``envs`` next to
+    # ``jaxrl_fast``.
+    envs = import_module(
+        "jaxrl_fast.envs" if (args.tree / "jaxrl_fast" / "envs").exists() else "envs"
+    )
     for module in (jf, envs):
-        assert Path(str(module.__file__)).is_relative_to(args.tree.resolve()), f"{module.__file__}: not of {args.tree}"
+        assert Path(str(module.__file__)).is_relative_to(args.tree.resolve()), (
+            f"{module.__file__}: not of {args.tree}"
+        )
     jax.config.update("jax_num_cpu_devices", 2)
     job = JOBS[args.job]
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +252,10 @@ def main() -> None:
     called = replace_init(initial, rename)
     state = train(job, args.folder / "run", args.broken)
     assert called, "training began without the function init that was replaced"
-    np.savez(args.folder / "final.npz", **{name: np.asarray(leaf) for name, leaf in named_leaves(state).items()})
+    np.savez(
+        args.folder / "final.npz",
+        **{name: np.asarray(leaf) for name, leaf in named_leaves(state).items()},
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Is this tree as fast as another commit? Run it on an otherwise idle machine.
 
-``python experiments/laws/same_speed.py COMMIT [ROW ...]`` trains each row at both commits, in processes that take turns
-chunk by chunk (A B A B, the first of a round alternates), after a warm-up each. Then it starts the command of the main
-job at both in turn, with programs on disk, and reads the seconds to the first training step. It prints medians of the
-ratios of rounds, with the least and the most: this tree's rate by the other's (start-up: seconds by seconds). The
-result is written to experiments/results/same_speed.json.
+``python experiments/laws/same_speed.py COMMIT [ROW ...]`` trains each row at both commits, in
+processes that take turns chunk by chunk (A B A B, the first of a round alternates), after a warm-up
+each. Then it starts the command of the main job at both in turn, with programs on disk, and reads
+the seconds to the first training step. It prints medians of the ratios of rounds, with the least
+and the most: this tree's rate by the other's (start-up: seconds by seconds). The result is written
+to experiments/results/same_speed.json.
 """
 
 import json
@@ -43,7 +44,12 @@ class Trainer:
     """A process that trains with the code of one tree, a chunk at a time."""
 
     def __init__(self, tree: Path, words: list[str], cache: Path) -> None:
-        variables = {**os.environ, "PYTHONPATH": str(tree), "JAXRL_FAST_CACHE": str(cache), "JAX_PLATFORMS": "cpu"}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(tree),
+            "JAXRL_FAST_CACHE": str(cache),
+            "JAX_PLATFORMS": "cpu",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-P", SCRIPT, *words],
             env=variables,
@@ -85,9 +91,12 @@ class Trainer:
         raise RuntimeError("training ended")
 
 
-def measure_row(trees: tuple[Path, Path], words: list[str], folder: Path) -> list[tuple[float, float]]:
-    """Measure rates of the other tree and of this, a pair a round; half of the rounds have the other tree's process
-    first and half this one's, since the first of two equal processes was up to 2 % faster.
+def measure_row(
+    trees: tuple[Path, Path], words: list[str], folder: Path
+) -> list[tuple[float, float]]:
+    """Measure rates of the other tree and of this, a pair a round; half of the rounds have the
+    other tree's process first and half this one's, since the first of two equal processes was up to
+    2 % faster.
     """
     pairs = []
     for order in ((0, 1), (1, 0)):
@@ -101,16 +110,26 @@ def measure_row(trees: tuple[Path, Path], words: list[str], folder: Path) -> lis
 
 
 def measure_start_up(trees: tuple[Path, Path], folder: Path) -> list[tuple[float, float]]:
-    """Measure seconds from the command to the first training step, programs on disk, a pair a round; the first is
-    dropped.
+    """Measure seconds from the command to the first training step, programs on disk, a pair a
+    round; the first is dropped.
     """
     pairs = []
     for number in range(ROUNDS + 1):
         found = {}
         for i in (0, 1) if number % 2 == 0 else (1, 0):
             run_dir = folder / f"start{number}-{i}"
-            variables = {**os.environ, "PYTHONPATH": str(trees[i]), "JAXRL_FAST_CACHE": str(folder / f"starts{i}")}
-            words = ["env=halfcheetah", "total_steps=64", "eval.episodes=1", "checkpoint.keep=0", f"run_dir={run_dir}"]
+            variables = {
+                **os.environ,
+                "PYTHONPATH": str(trees[i]),
+                "JAXRL_FAST_CACHE": str(folder / f"starts{i}"),
+            }
+            words = [
+                "env=halfcheetah",
+                "total_steps=64",
+                "eval.episodes=1",
+                "checkpoint.keep=0",
+                f"run_dir={run_dir}",
+            ]
             subprocess.run(
                 [sys.executable, "-P", "-m", "jaxrl_fast.train", *words],
                 env=variables,
@@ -127,8 +146,15 @@ def measure_start_up(trees: tuple[Path, Path], folder: Path) -> list[tuple[float
 def summarize(name: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Median, least and most of the ratios, and the figures themselves."""
     ratios = sorted(own / other for other, own in pairs)
-    print(f"{name:28} {statistics.median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}]", flush=True)
-    return {"ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1], "pairs": pairs}
+    print(
+        f"{name:28} {statistics.median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}]", flush=True
+    )
+    return {
+        "ratio": statistics.median(ratios),
+        "least": ratios[0],
+        "most": ratios[-1],
+        "pairs": pairs,
+    }
 
 
 def main(commit: str, names: list[str]) -> None:
@@ -140,7 +166,11 @@ def main(commit: str, names: list[str]) -> None:
         for number, name in enumerate(names or [*ROWS, START_UP]):
             place = folder / str(number)
             place.mkdir()
-            pairs = measure_start_up(trees, place) if name == START_UP else measure_row(trees, ROWS[name], place)
+            pairs = (
+                measure_start_up(trees, place)
+                if name == START_UP
+                else measure_row(trees, ROWS[name], place)
+            )
             keep(commits, name, summarize(name, pairs))
 
 
@@ -148,7 +178,12 @@ def keep(commits: dict[str, str], name: str, row: dict[str, Any]) -> None:
     """Write a row into the file; other rows of the same commits stay."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     before = known["rows"] if known.get("commits") == commits else {}
-    document = {"commits": commits, "machine": machine(), "versions": versions(), "rows": before | {name: row}}
+    document = {
+        "commits": commits,
+        "machine": machine(),
+        "versions": versions(),
+        "rows": before | {name: row},
+    }
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -1,6 +1,8 @@
-"""One row of `same_speed`, with the code that PYTHONPATH names: ``python -P same_speed_run.py WORD ...``.
+"""One row of `same_speed`, with the code that PYTHONPATH names:
+``python -P same_speed_run.py WORD ...``.
 
-The code of two commits runs it, so it uses only their public API, and the functions that read a command's words.
+The code of two commits runs it, so it uses only their public API, and the functions that read a
+command's words.
 """
 
 import json
@@ -18,7 +20,8 @@ PACKAGE = Path(jf.__file__).parent
 
 
 def load(*names: str) -> ModuleType:
-    """Import the first of these modules of ``jaxrl_fast`` that the tree has, the newest layout first.
+    """Import the first of these modules of ``jaxrl_fast`` that the tree has, the newest layout
+    first.
 
     By file: an editable install adds its modules to a tree that lacks them.
     """
@@ -37,7 +40,10 @@ def main(words: list[str]) -> None:
     def after_chunk(row: dict[str, Any]) -> None:
         if row["kind"] != "train":
             return
-        print(json.dumps({"seconds": time.perf_counter() - began[0], "env_steps": row["env_steps"]}), flush=True)
+        print(
+            json.dumps({"seconds": time.perf_counter() - began[0], "env_steps": row["env_steps"]}),
+            flush=True,
+        )
         if not sys.stdin.readline():
             os._exit(0)
         began[0] = time.perf_counter()

@@ -1,10 +1,12 @@
-"""The value of each idea: wall-clock time to the return with the default command, and with one idea left out or added.
+"""The value of each idea: wall-clock time to the return with the default command, and with one idea
+left out or added.
 
-``python experiments/learning/ablation.py [halfcheetah] [halfcheetah_v5] [seeds=1]`` (90 minutes, on an otherwise idle
-machine) starts every variant of a row in turn, a new process for each seed, until an evaluation reaches the return.
-Programs are on disk from an earlier start, except for the variant without cached programs. The result is written to
-experiments/results/ablation.json and ablation.png, and the table to ablation.md. Results in the file are not repeated;
-``--page`` only draws.
+``python experiments/learning/ablation.py [halfcheetah] [halfcheetah_v5] [seeds=1]`` (90 minutes, on
+an otherwise idle machine) starts every variant of a row in turn, a new process for each seed, until
+an evaluation reaches the return. Programs are on disk from an earlier start, except for the variant
+without cached programs. The result is written to experiments/results/ablation.json and
+ablation.png, and the table to ablation.md. Results in the file are not repeated; ``--page`` only
+draws.
 """
 
 import json
@@ -33,7 +35,8 @@ LABELS = {
 }
 """Names of the table for names of the result file."""
 EVERY_STEP = "import jaxrl_fast.envs.env as env\nenv.FRESH_INTERVAL = 1"
-"""Initial states for every environment at every step, as auto-reset draws them in other libraries."""
+"""Initial states for every environment at every step, as auto-reset draws them in other libraries.
+"""
 
 
 class Part(NamedTuple):
@@ -50,7 +53,11 @@ class Part(NamedTuple):
     ways: dict[str, tuple[str, str]]
 
 
-COMMON = {AS_IT_IS: ("", ""), "no kept programs": ("", ""), "evaluation between chunks": ("eval.beside=false", "")}
+COMMON = {
+    AS_IT_IS: ("", ""),
+    "no kept programs": ("", ""),
+    "evaluation between chunks": ("eval.beside=false", ""),
+}
 GROUPS = "placement=actor_critic devices=2"
 PARTS = {
     "halfcheetah": Part(
@@ -88,7 +95,9 @@ PARTS = {
 def contender(part: Part, way: str) -> Ours:
     """Return the command of a variant."""
     words, before = part.ways[way]
-    return Ours(tuple(f"{part.words} {words}".split()), warm=way != "no kept programs", before=before)
+    return Ours(
+        tuple(f"{part.words} {words}".split()), warm=way != "no kept programs", before=before
+    )
 
 
 def measure(name: str, document: dict[str, Any], seeds: int) -> None:
@@ -107,17 +116,21 @@ def measure(name: str, document: dict[str, Any], seeds: int) -> None:
                     ours(first_evaluation, command._replace(warm=False), seed, cache)
                 found = ours(row, command, seed, cache)
                 found |= {"seed": seed, "reached_s": reached_s(found["curve"], part.goal)}
-                done.append({**found, "machine": machine(), "versions": versions(), "commit": commit()})
+                done.append(
+                    {**found, "machine": machine(), "versions": versions(), "commit": commit()}
+                )
                 RESULT.write_text(json.dumps(document, indent=1) + "\n")
                 print(f"{name}, seed {seed}: {way}: {found['reached_s']} s", flush=True)
 
 
 def worth(runs: dict[str, list[dict[str, Any]]], way: str) -> tuple[list[float], list[float]]:
-    """Return the seconds to the return, and their ratio to the default command's, over seeds that both brought
-    there.
+    """Return the seconds to the return, and their ratio to the default command's, over seeds that
+    both brought there.
     """
     pairs = zip(runs.get(way, []), runs.get(AS_IT_IS, []), strict=False)
-    reached = [(a["reached_s"], b["reached_s"]) for a, b in pairs if a["reached_s"] and b["reached_s"]]
+    reached = [
+        (a["reached_s"], b["reached_s"]) for a, b in pairs if a["reached_s"] and b["reached_s"]
+    ]
     return [a for a, _ in reached], [a / b for a, b in reached]
 
 
@@ -138,7 +151,9 @@ def spread(values: list[float], digits: int) -> str:
     """Format as median [least, most]."""
     if not values:
         return "–"
-    found = [f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))]
+    found = [
+        f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    ]
     return found[0] if len(values) == 1 else f"{found[0]} [{found[1]}, {found[2]}]"
 
 
@@ -163,18 +178,24 @@ def table(document: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any]) -> None:
-    """Plot a bar for each variant: the ratio of its seconds to the default command's; a dot for each seed."""
+    """Plot a bar for each variant: the ratio of its seconds to the default command's; a dot for
+    each seed.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
     rows = {name: part for name, part in PARTS.items() if document["rows"].get(name)}
-    figure, plots = plt.subplots(len(rows), 1, figsize=(8, 2.9 * len(rows)), layout="constrained", squeeze=False)
+    figure, plots = plt.subplots(
+        len(rows), 1, figsize=(8, 2.9 * len(rows)), layout="constrained", squeeze=False
+    )
     for axes, (name, part) in zip(plots[:, 0], rows.items(), strict=True):
         found = {way: worth(document["rows"][name], way)[1] for way in part.ways if way != AS_IT_IS}
         found = {way: ratios for way, ratios in found.items() if ratios}
-        axes.barh(list(found), [statistics.median(ratios) for ratios in found.values()], color="#9ec5e8")
+        axes.barh(
+            list(found), [statistics.median(ratios) for ratios in found.values()], color="#9ec5e8"
+        )
         for place, ratios in enumerate(found.values()):
             axes.plot(ratios, [place] * len(ratios), "o", color="#1f4e79", markersize=4)
         axes.axvline(1.0, color="black", linewidth=0.8)

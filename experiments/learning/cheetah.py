@@ -1,7 +1,9 @@
-"""README's first figures: the first command of a new user, alone on the machine, with an empty cache.
+"""README's first figures: the first command of a new user, alone on the machine, with an empty
+cache.
 
-``python experiments/learning/cheetah.py`` (five minutes, on an otherwise idle machine) trains in ``runs/cheetah`` with
-an empty cache folder and writes experiments/results/cheetah.json; then it draws docs/cheetah.gif.
+``python experiments/learning/cheetah.py`` (five minutes, on an otherwise idle machine) trains in
+``runs/cheetah`` with an empty cache folder and writes experiments/results/cheetah.json; then it
+draws docs/cheetah.gif.
 """
 
 import json

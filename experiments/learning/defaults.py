@@ -1,12 +1,15 @@
-"""Defaults that nobody tuned, ours and Stable-Baselines3's and SBX's, after equal numbers of environment steps.
+"""Defaults that nobody tuned, ours and Stable-Baselines3's and SBX's, after equal numbers of
+environment steps.
 
-``python experiments/learning/defaults.py`` makes all missing runs, ``... ppo Pendulum-v1`` only some algorithms or
-environments; ``seeds=1`` fewer seeds, ``who=sb3`` one contender, ``core=1`` on another core, ``--page`` only the table
-and the picture. Every run is a process on one core, and is written when it ends, so an interrupted script goes on where
-it was. It needs the environment of ``make bench-host``, and ``box2d==2.3.10`` in both.
+``python experiments/learning/defaults.py`` makes all missing runs, ``... ppo Pendulum-v1`` only
+some algorithms or environments; ``seeds=1`` fewer seeds, ``who=sb3`` one contender, ``core=1`` on
+another core, ``--page`` only the table and the picture. Every run is a process on one core, and is
+written when it ends, so an interrupted script goes on where it was. It needs the environment of
+``make bench-host``, and ``box2d==2.3.10`` in both.
 
-A score is 0 for random actions and 1 for the other library's mean return after as many steps. The aggregate over
-environments is the mean score with a stratified bootstrap, by rliable (Agarwal et al. 2021, arXiv 2108.13264).
+A score is 0 for random actions and 1 for the other library's mean return after as many steps. The
+aggregate over environments is the mean score with a stratified bootstrap, by rliable (Agarwal et
+al. 2021, arXiv 2108.13264).
 """
 
 import json
@@ -47,11 +50,13 @@ STEPS: dict[str, dict[str, tuple[int, ...]]] = {
     "td3": dict.fromkeys(CONTINUOUS, (20_000,)),
     "dqn": dict.fromkeys(DISCRETE, (50_000,)),
 }
-"""Environment steps by algorithm and environment. Nothing in the other libraries follows a run's length, so that their
-longest run shows the smaller numbers, too.
+"""Environment steps by algorithm and environment. Nothing in the other libraries follows a run's
+length, so that their longest run shows the smaller numbers, too.
 """
 WHO = {"ppo": ("sb3",), "sac": ("sbx",), "td3": ("sbx",), "dqn": ("sbx",)}
-"""Contenders. SBX has the settings of Stable-Baselines3, and is several times faster where networks are large."""
+"""Contenders. SBX has the settings of Stable-Baselines3, and is several times faster where networks
+are large.
+"""
 
 
 def words_of(env: str) -> list[str]:
@@ -60,22 +65,39 @@ def words_of(env: str) -> list[str]:
 
 
 def ours(algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any]:
-    """Make a run of ours; seconds are of the processor, from before the process exists, and include evaluations."""
+    """Make a run of ours; seconds are of the processor, from before the process exists, and include
+    evaluations.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        words = ["-m", "jaxrl_fast.train", *words_of(env), f"algo={algo}", "tuned=false", f"total_steps={steps}"]
+        words = [
+            "-m",
+            "jaxrl_fast.train",
+            *words_of(env),
+            f"algo={algo}",
+            "tuned=false",
+            f"total_steps={steps}",
+        ]
         words += [f"seed={seed}", f"eval.every={every(steps)}", f"eval.episodes={EPISODES}"]
         began, before = time.time(), processor_s()
-        run(core, [sys.executable, *words, "checkpoint.keep=0", "log=none", f"run_dir={folder}"], place)
+        run(
+            core,
+            [sys.executable, *words, "checkpoint.keep=0", "log=none", f"run_dir={folder}"],
+            place,
+        )
         curve = [(p["env_steps"], p["returns"][0], p["wall_s"]) for p in read_curve(folder)]
         summary = json.loads((folder / "summary.json").read_text())
     passed_s, busy_s = time.time() - began, processor_s() - before
     start_s = passed_s - summary["wall_s"]
-    return {"curve": [(n, value, (start_s + wall_s) * busy_s / passed_s) for n, value, wall_s in curve]}
+    return {
+        "curve": [(n, value, (start_s + wall_s) * busy_s / passed_s) for n, value, wall_s in curve]
+    }
 
 
 def processor_s() -> float:
-    """Return the seconds of the processor of all ended child processes, which other processes here do not prolong."""
+    """Return the seconds of the processor of all ended child processes, which other processes here
+    do not prolong.
+    """
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -83,7 +105,9 @@ def processor_s() -> float:
 def theirs(library: str, algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any]:
     """Make a run of another library, or random actions."""
     words = ["peer_defaults.py", library, algo, env, str(seed), str(steps), str(every(steps))]
-    return json.loads(run(core, [str(PEERS), *words], ROOT / "experiments" / "bench").splitlines()[-1])
+    return json.loads(
+        run(core, [str(PEERS), *words], ROOT / "experiments" / "bench").splitlines()[-1]
+    )
 
 
 def every(steps: int) -> int:
@@ -94,15 +118,23 @@ def every(steps: int) -> int:
 def run(core: int, command: list[str], place: Any) -> str:
     """Run a command on one core, and return what it printed."""
     done = subprocess.run(
-        ["taskset", "-c", str(core), *command], cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        ["taskset", "-c", str(core), *command],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+        )
     return done.stdout
 
 
 def tasks(words: list[str]) -> list[tuple[str, str, str, int, int]]:
-    """List (contender, algorithm, environment, steps, seed) of the asked runs, one seed after another."""
+    """List (contender, algorithm, environment, steps, seed) of the asked runs, one seed after
+    another.
+    """
     algos = [word for word in words if word in STEPS] or list(STEPS)
     found = []
     for seed in range(int(option(words, "seeds", SEEDS))):
@@ -129,7 +161,11 @@ def measure(words: list[str]) -> None:
         key = f"{who} {algo} {env} {steps} {seed}"
         if key in read():
             continue
-        made = ours(algo, env, steps, seed, core) if who == "ours" else theirs(who, algo, env, steps, seed, core)
+        made = (
+            ours(algo, env, steps, seed, core)
+            if who == "ours"
+            else theirs(who, algo, env, steps, seed, core)
+        )
         seen = versions() if who == "ours" else versions(PEERS)
         done = read() | {key: {**made, "machine": machine(), "versions": seen, "commit": commit()}}
         RESULT.write_text(json.dumps(done, indent=1) + "\n")

@@ -57,22 +57,45 @@ class Line(NamedTuple):
         return (returns - self.random) / (self.theirs.mean() - self.random)
 
 
-def lines(runs: dict[str, Any], steps: dict[str, dict[str, tuple[int, ...]]], who: dict[str, Any]) -> list[Line]:
+def lines(
+    runs: dict[str, Any], steps: dict[str, dict[str, tuple[int, ...]]], who: dict[str, Any]
+) -> list[Line]:
     """List what both sides have run with at least two seeds."""
     curves: dict[tuple[str, ...], list[list[Any]]] = {}
     for key, made in runs.items():
         curves.setdefault(tuple(key.split()[:-1]), []).append(made["curve"])
-    asked = [(algo, env, n, max(ns)) for algo, envs in steps.items() for env, ns in envs.items() for n in ns]
+    asked = [
+        (algo, env, n, max(ns))
+        for algo, envs in steps.items()
+        for env, ns in envs.items()
+        for n in ns
+    ]
     found = []
     for algo, env, number, longest in asked:
         ours = curves.get(("ours", algo, env, str(number)), [])
-        theirs = [cut(curve, number) for curve in curves.get((who[algo][0], algo, env, str(longest)), [])]
+        theirs = [
+            cut(curve, number) for curve in curves.get((who[algo][0], algo, env, str(longest)), [])
+        ]
         chance = curves.get(("random", "ppo", env, "0"), [])
         if len(ours) > 1 and len(theirs) > 1 and chance:
             goal = float(np.mean([curve[-1][1] for curve in theirs]))
-            seconds = [[s for curve in side if (s := reached_s(curve, goal)) is not None] for side in (ours, theirs)]
+            seconds = [
+                [s for curve in side if (s := reached_s(curve, goal)) is not None]
+                for side in (ours, theirs)
+            ]
             last = [np.array([curve[-1][1] for curve in side]) for side in (ours, theirs, chance)]
-            found.append(Line(algo, env, number, who[algo][0], last[0], last[1], float(last[2].mean()), *seconds))
+            found.append(
+                Line(
+                    algo,
+                    env,
+                    number,
+                    who[algo][0],
+                    last[0],
+                    last[1],
+                    float(last[2].mean()),
+                    *seconds,
+                )
+            )
     return found
 
 
@@ -110,8 +133,15 @@ def value(returns: np.ndarray) -> str:
 
 def seconds(line: Line) -> str:
     """Write medians of both sides, and their ratio."""
-    sides = [f"{np.median(side):.0f} ({len(side)})" if side else "– (0)" for side in (line.our_s, line.their_s)]
-    ratio = f": **{np.median(line.our_s) / np.median(line.their_s):.2f} ×**" if line.our_s and line.their_s else ""
+    sides = [
+        f"{np.median(side):.0f} ({len(side)})" if side else "– (0)"
+        for side in (line.our_s, line.their_s)
+    ]
+    ratio = (
+        f": **{np.median(line.our_s) / np.median(line.their_s):.2f} ×**"
+        if line.our_s and line.their_s
+        else ""
+    )
     return f"{sides[0]} / {sides[1]}{ratio}"
 
 
@@ -126,14 +156,19 @@ def aggregates(found: list[Line]) -> str:
         own = [line for line in found if (line.algo, line.steps) == (algo, steps)]
         seeds = min(len(line.ours) for line in own)
         scores = np.stack([line.scores(line.ours)[:seeds] for line in own], axis=1)
-        cells = [interval(scores, kind) for kind in (metrics.aggregate_mean, metrics.aggregate_iqm, np.median)]
+        cells = [
+            interval(scores, kind)
+            for kind in (metrics.aggregate_mean, metrics.aggregate_iqm, np.median)
+        ]
         text.append(f"| {algo}, {steps:,} | {len(own)}, {seeds} | {' | '.join(cells)} |")
     return "\n".join(text) + "\n"
 
 
 def interval(scores: np.ndarray, kind: Any) -> str:
     """Write an aggregate of ``[seeds, environments]`` with its 95 % stratified bootstrap interval."""
-    point, ends = library.get_interval_estimates({"ours": scores}, lambda x: np.array([kind(x)]), reps=2000)
+    point, ends = library.get_interval_estimates(
+        {"ours": scores}, lambda x: np.array([kind(x)]), reps=2000
+    )
     (low,), (high,) = ends["ours"]
     return f"{point['ours'][0]:.2f} [{low:.2f}, {high:.2f}]"
 
@@ -149,7 +184,9 @@ def draw(found: list[Line], path: Path) -> None:
     heights = [sum((line.algo, line.steps) == group for line in found) for group in groups]
     shape: dict[str, Any] = dict(height_ratios=heights, hspace=0.5)
     size = (8, 0.34 * sum(heights) + 0.9 * len(groups) + 0.5)
-    figure, rows = plt.subplots(len(groups), 1, figsize=size, sharex=True, squeeze=False, gridspec_kw=shape)
+    figure, rows = plt.subplots(
+        len(groups), 1, figsize=size, sharex=True, squeeze=False, gridspec_kw=shape
+    )
     for axes, (algo, steps) in zip(rows[:, 0], groups, strict=True):
         own = [line for line in found if (line.algo, line.steps) == (algo, steps)]
         for place, (y, color) in enumerate([(0.14, THEIRS), (-0.14, OURS)]):

@@ -9,7 +9,9 @@ from jaxrl_fast.envs.env import Env
 
 
 def pendulum_without_velocity() -> Env:
-    """Build a Pendulum-v1 that shows the angle only: the angular velocity must be remembered from step to step."""
+    """Build a Pendulum-v1 that shows the angle only: the angular velocity must be remembered from
+    step to step.
+    """
     pendulum = envs.make("pendulum")
     shown = 2
 
@@ -19,7 +21,9 @@ def pendulum_without_velocity() -> Env:
 
     def step(state, action, key):
         state, timestep = pendulum.step(state, action, key)
-        return state, timestep._replace(obs=timestep.obs[:shown], next_obs=timestep.next_obs[:shown])
+        return state, timestep._replace(
+            obs=timestep.obs[:shown], next_obs=timestep.next_obs[:shown]
+        )
 
     obs = jax.ShapeDtypeStruct((shown,), pendulum.spec.obs.dtype)
     spec = pendulum.spec._replace(name="Pendulum without velocity", obs=obs)
@@ -35,7 +39,9 @@ def points(num_agents: int | None = None) -> Env:
     pushes = jnp.array([[0.0, 0.0], [0.1, 0.0], [-0.1, 0.0], [0.0, 0.1], [0.0, -0.1]])
 
     def observe(state: jax.Array) -> jax.Array:
-        return jnp.concatenate([state, state**2, jnp.sin(3.0 * state), jnp.cos(3.0 * state)], axis=-1)
+        return jnp.concatenate(
+            [state, state**2, jnp.sin(3.0 * state), jnp.cos(3.0 * state)], axis=-1
+        )
 
     def reset(key: jax.Array, params: tuple) -> tuple[jax.Array, jax.Array]:
         state = jax.random.uniform(key, (*shape, 4), minval=-1.0)
@@ -48,4 +54,9 @@ def points(num_agents: int | None = None) -> Env:
         return state, Timestep(obs, obs, reward, never, never)
 
     obs = jax.ShapeDtypeStruct((*shape, 16), jnp.float32)
-    return Env(EnvSpec("points", obs, Discrete(5), 25, num_agents=num_agents), reset, step, shortest_episode=25)
+    return Env(
+        EnvSpec("points", obs, Discrete(5), 25, num_agents=num_agents),
+        reset,
+        step,
+        shortest_episode=25,
+    )

@@ -1,10 +1,12 @@
 """The learning table: each row is a command over several seeds.
 
-Figures, curve and settings are written to ``experiments/results/``, the table to ``docs/learning.md``.
+Figures, curve and settings are written to ``experiments/results/``, the table to
+``docs/learning.md``.
 
-``python experiments/learning/learning.py`` runs every row, ``python experiments/learning/learning.py cartpole_ppo``
-one, and ``python experiments/learning/learning.py --page`` only writes the table. An interrupted row resumes with its
-missing seeds; its run folders are in ``runs/learning/``. A finished row runs again.
+``python experiments/learning/learning.py`` runs every row,
+``python experiments/learning/learning.py cartpole_ppo`` one, and
+``python experiments/learning/learning.py --page`` only writes the table. An interrupted row resumes
+with its missing seeds; its run folders are in ``runs/learning/``. A finished row runs again.
 """
 
 import json
@@ -49,12 +51,16 @@ def measure(name: str, row: Row) -> dict[str, Any]:
     """Train the missing seeds, and store the results of all."""
     groups = [(seed, 1) for seed in range(row.num_seeds)] if row.apart else [(0, row.num_seeds)]
     folders = [train(name, row, first, count) for first, count in groups]
-    curve = merge([read_curve(folder, "success" if row.success else "return") for folder in folders])
+    curve = merge(
+        [read_curve(folder, "success" if row.success else "return") for folder in folders]
+    )
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     shutil.copy(folders[0] / "config.yaml", RESULTS / f"{name}.yaml")
     shutil.rmtree(RUNS / name)
     return {
-        "command": " ".join(["python", "-m", "jaxrl_fast.train", *row.words, f"num_seeds={row.num_seeds}"]),
+        "command": " ".join(
+            ["python", "-m", "jaxrl_fast.train", *row.words, f"num_seeds={row.num_seeds}"]
+        ),
         "one_program_for_all_seeds": not row.apart,
         "must_reach": row.must_reach,
         **end_of(curve),
@@ -66,18 +72,33 @@ def measure(name: str, row: Row) -> dict[str, Any]:
 def measure_peer(name: str, peer: Peer) -> dict[str, Any]:
     """Make a whole run of another library."""
     bench = RESULTS.parent / "bench"
-    python = bench.parent.parent / peer.environment / "bin" / "python" if peer.environment else Path(sys.executable)
+    python = (
+        bench.parent.parent / peer.environment / "bin" / "python"
+        if peer.environment
+        else Path(sys.executable)
+    )
     if not python.exists():
         target = "bench-host" if peer.environment.endswith("host") else "bench"
         raise SystemExit(f"{name}: {peer.environment} is missing, which make {target} makes")
-    done = subprocess.run([python, *peer.words], cwd=bench, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [python, *peer.words], cwd=bench, stdout=subprocess.PIPE, text=True, check=True
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     curve = [
-        {"env_steps": steps, "returns": value if isinstance(value, list) else [value], "wall_s": wall_s}
+        {
+            "env_steps": steps,
+            "returns": value if isinstance(value, list) else [value],
+            "wall_s": wall_s,
+        }
         for steps, value, wall_s in found["curve"]
     ]
     command = " ".join([peer.environment or "python", *peer.words])
-    return {"command": command, **end_of(curve), "wall_s": found["seconds"], "versions": versions(python)}
+    return {
+        "command": command,
+        **end_of(curve),
+        "wall_s": found["seconds"],
+        "versions": versions(python),
+    }
 
 
 def end_of(curve: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,13 +131,24 @@ def finished(folder: Path) -> bool:
 
 
 def read_curve(folder: Path, column: str = "return") -> list[dict[str, Any]]:
-    """Return steps, seconds and each seed's mean of a ``column``, the greedy return, of every evaluation."""
+    """Return steps, seconds and each seed's mean of a ``column``, the greedy return, of every
+    evaluation.
+    """
     table = read_columns(folder / "evals.csv")
     curve = []
     for steps in np.unique(table["env_steps"]):
         at = table["env_steps"] == steps
-        returns = [float(table[column][at & (table["seed"] == seed)].mean()) for seed in np.unique(table["seed"])]
-        curve.append({"env_steps": int(steps), "wall_s": float(table["wall_s"][at].max()), "returns": returns})
+        returns = [
+            float(table[column][at & (table["seed"] == seed)].mean())
+            for seed in np.unique(table["seed"])
+        ]
+        curve.append(
+            {
+                "env_steps": int(steps),
+                "wall_s": float(table["wall_s"][at].max()),
+                "returns": returns,
+            }
+        )
     return curve
 
 

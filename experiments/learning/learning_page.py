@@ -60,7 +60,9 @@ def beside(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[st
 
 
 def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> bool:
-    """Return whether a row's curve reaches its goal; true without a goal or without a result of the rival."""
+    """Return whether a row's curve reaches its goal; true without a goal or without a result of the
+    rival.
+    """
     if row.rival is not None:
         rival, factor = row.rival
         if rival not in rivals:
@@ -76,8 +78,8 @@ def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[st
 def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> tuple[float, float]:
     """Return the mean returns of two curves where the shorter one ends.
 
-    Where they were not evaluated at the same step, use the rival's next evaluation and the row's last one; NaN where
-    the rival has none so early.
+    Where they were not evaluated at the same step, use the rival's next evaluation and the row's
+    last one; NaN where the rival has none so early.
     """
     end = min(curve[-1]["env_steps"], rival[-1]["env_steps"])
     own = [point["returns"] for point in curve if point["env_steps"] <= end] or [float("nan")]
@@ -127,7 +129,9 @@ def who(seeds: int) -> str:
 
 
 def write_page(results: Path) -> None:
-    """Write ``docs/learning.md``, and a page of each suite in ``docs/learning/``, from the available results."""
+    """Write ``docs/learning.md``, and a page of each suite in ``docs/learning/``, from the
+    available results.
+    """
     for path, text in pages_of(read_results(results)).items():
         (PAGE.parent / path).parent.mkdir(exist_ok=True)
         (PAGE.parent / path).write_text(text)
@@ -140,7 +144,9 @@ def pages_of(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     for suite in dict.fromkeys(map(suite_of, [*ROWS, *PEERS])):
         names = [name for name in [*ROWS, *PEERS] if suite_of(name) == suite]
         lines = [
-            table_line(name, found[name], rivals) if name in found else f"| {name} | not run yet{' |' * 4}"
+            table_line(name, found[name], rivals)
+            if name in found
+            else f"| {name} | not run yet{' |' * 4}"
             for name in names
         ]
         title = TITLES.get(suite, suite)
@@ -173,13 +179,17 @@ def draw(curve: list[dict[str, Any]], title: str, path: Path, value: str = "gree
     returns = np.array([point["returns"] for point in curve])
     middle = [interquartile_mean(values) for values in returns]
     figure, plots = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
-    for plot, x, label in zip(plots, (steps, seconds), ("environment steps", "seconds, all counted"), strict=True):
+    for plot, x, label in zip(
+        plots, (steps, seconds), ("environment steps", "seconds, all counted"), strict=True
+    ):
         plot.plot(x, returns, color="tab:blue", alpha=0.3, linewidth=1)
         plot.plot(x, middle, color="tab:blue", marker="o", markersize=3)
         plot.set_xlabel(label)
         plot.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         plot.grid(alpha=0.3)
     plots[0].set_ylabel(f"{value}: {who(returns.shape[1])}")
-    figure.suptitle(textwrap.fill(title, 130, break_long_words=False, break_on_hyphens=False), fontsize="medium")
+    figure.suptitle(
+        textwrap.fill(title, 130, break_long_words=False, break_on_hyphens=False), fontsize="medium"
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -1,8 +1,10 @@
-"""Runs of full length: return, steps/s and memory over hours, one seed each, next to published figures.
+"""Runs of full length: return, steps/s and memory over hours, one seed each, next to published
+figures.
 
-``python experiments/learning/long_runs.py halfcheetah_flash_sac core=0`` makes a run on one core, or goes on with it:
-Ctrl-C pauses it, to the bit. Without a name it only writes the page, ``docs/long_runs.md``, and its picture. Run
-folders are in ``runs/long/``. Run nothing else on the core.
+``python experiments/learning/long_runs.py halfcheetah_flash_sac core=0`` makes a run on one core,
+or goes on with it: Ctrl-C pauses it, to the bit. Without a name it only writes the page,
+``docs/long_runs.md``, and its picture. Run folders are in ``runs/long/``. Run nothing else on the
+core.
 """
 
 import json
@@ -24,7 +26,11 @@ from learning import finished, read_curve
 from jaxrl_fast.training.run_folder import read_columns
 
 RESULTS = ROOT / "experiments" / "results"
-RESULT, PICTURE, PAGE = RESULTS / "long_runs.json", RESULTS / "long_runs.png", ROOT / "docs" / "long_runs.md"
+RESULT, PICTURE, PAGE = (
+    RESULTS / "long_runs.json",
+    RESULTS / "long_runs.png",
+    ROOT / "docs" / "long_runs.md",
+)
 RUNS = Path("runs") / "long"
 SAMPLE_S = 15.0
 """Seconds between two samples of the memory."""
@@ -62,8 +68,12 @@ RUNNERS: dict[str, Run] = {
     "humanoid_flash_sac": Run(f"env=gymnasium env.id=Humanoid-v5 {HOST}", 11_400, FLASH_SAC),
     "breakout_ppo": Run(f"env=breakout algo=ppo {LONG}", 28, MINATAR),
     "breakout_pqn": Run(f"env=breakout algo=pqn {LONG}", 28, MINATAR),
-    "ant_ppo": Run("env=ant algo=ppo total_steps=30_000_000 eval.every=1_500_000 eval.episodes=32", 8_000, BRAX),
-    "humanoid_ppo": Run("env=humanoid algo=ppo total_steps=30_000_000 eval.every=1_500_000", 13_000, BRAX),
+    "ant_ppo": Run(
+        "env=ant algo=ppo total_steps=30_000_000 eval.every=1_500_000 eval.episodes=32", 8_000, BRAX
+    ),
+    "humanoid_ppo": Run(
+        "env=humanoid algo=ppo total_steps=30_000_000 eval.every=1_500_000", 13_000, BRAX
+    ),
 }
 
 
@@ -80,11 +90,20 @@ def main(words: list[str]) -> None:
 
 
 def make(name: str, core: int) -> None:
-    """Start or continue a run, and sample its memory into ``memory.csv``, until it ends or Ctrl-C pauses it."""
+    """Start or continue a run, and sample its memory into ``memory.csv``, until it ends or Ctrl-C
+    pauses it.
+    """
     folder = RUNS / name
     folder.mkdir(parents=True, exist_ok=True)
     os.sched_setaffinity(0, {core})
-    command = [sys.executable, "-m", "jaxrl_fast.train", *RUNNERS[name].words.split(), "seed=0", "eval.beside=false"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxrl_fast.train",
+        *RUNNERS[name].words.split(),
+        "seed=0",
+        "eval.beside=false",
+    ]
     command += [f"run_dir={folder / 'run'}", "resume=auto"]
     with (folder / "output.txt").open("a") as output, (folder / "memory.csv").open("a") as table:
         child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -109,7 +128,10 @@ def memory_mb(pid: int) -> float:
 def save(name: str) -> None:
     """Store the figures of a run, complete or paused, that was evaluated at least once."""
     folder = RUNS / name
-    curve = [[point["env_steps"], point["returns"][0], point["wall_s"]] for point in read_curve(folder / "run")]
+    curve = [
+        [point["env_steps"], point["returns"][0], point["wall_s"]]
+        for point in read_curve(folder / "run")
+    ]
     if not curve:
         return
     summary = json.loads((folder / "run" / "summary.json").read_text())
@@ -170,12 +192,22 @@ def line(name: str, found: dict[str, Any]) -> str:
 def write_page() -> None:
     """Write the table of all runs with results, and their picture."""
     results = read()
-    missing = [name for name in RUNNERS if not results.get(name, {"complete": False}).get("complete", True)]
+    missing = [
+        name for name in RUNNERS if not results.get(name, {"complete": False}).get("complete", True)
+    ]
     rows = "".join(line(name, results[name]) for name in RUNNERS if name in results)
-    text = HEAD + rows + "\n![Return, steps/s and memory over hours](../experiments/results/long_runs.png)\n"
+    text = (
+        HEAD
+        + rows
+        + "\n![Return, steps/s and memory over hours](../experiments/results/long_runs.png)\n"
+    )
     if missing:
         text += f"\nNot run to the end yet: {', '.join(f'`{name}`' for name in missing)}.\n"
-    PAGE.write_text(text + "".join(f"\n- `{name}`: `{found['command']}`" for name, found in results.items()) + "\n")
+    PAGE.write_text(
+        text
+        + "".join(f"\n- `{name}`: `{found['command']}`" for name, found in results.items())
+        + "\n"
+    )
     if results:
         draw(results)
 
@@ -187,13 +219,23 @@ def draw(results: dict[str, Any]) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, rows = plt.subplots(len(results), 3, figsize=(11, 2.4 * len(results)), squeeze=False, layout="constrained")
+    figure, rows = plt.subplots(
+        len(results), 3, figsize=(11, 2.4 * len(results)), squeeze=False, layout="constrained"
+    )
     for plots, (name, found) in zip(rows, results.items(), strict=True):
         curve, (hours, rate) = np.array(found["curve"]), speeds(found)
         plots[0].plot(curve[:, 2] / 3600, curve[:, 1], marker="o", markersize=3)
-        plots[0].axhline(RUNNERS[name].published, color="tab:gray", linestyle="--", linewidth=1, label="published")
+        plots[0].axhline(
+            RUNNERS[name].published,
+            color="tab:gray",
+            linestyle="--",
+            linewidth=1,
+            label="published",
+        )
         plots[1].plot(hours, rate, linewidth=1)
-        plots[2].plot(np.array(found["memory_s"]) / 3600, np.array(found["memory_mb"]) / 1000, linewidth=1)
+        plots[2].plot(
+            np.array(found["memory_s"]) / 3600, np.array(found["memory_mb"]) / 1000, linewidth=1
+        )
         plots[0].set_title(f"{name}: greedy return", fontsize="medium", loc="left")
         plots[1].set_title("environment steps/s", fontsize="medium", loc="left")
         plots[2].set_title("memory, GB", fontsize="medium", loc="left")

@@ -1,9 +1,10 @@
-"""Kinds of memory: steps until a task is solved, five seeds, and the time of an update relative to the GRU's.
+"""Kinds of memory: steps until a task is solved, five seeds, and the time of an update relative to
+the GRU's.
 
-``python experiments/learning/memories.py`` makes the missing runs, ``... chain_30 mingru`` only some, ``speed`` only
-the times, ``kernels`` only the counts, ``--page`` only the page ``docs/memories.md``. Five seeds are one program. A
-result is written when its run ends, so an interrupted script goes on where it was. Run nothing else while it measures
-times.
+``python experiments/learning/memories.py`` makes the missing runs, ``... chain_30 mingru`` only
+some, ``speed`` only the times, ``kernels`` only the counts, ``--page`` only the page
+``docs/memories.md``. Five seeds are one program. A result is written when its run ends, so an
+interrupted script goes on where it was. Run nothing else while it measures times.
 """
 
 import json
@@ -57,7 +58,9 @@ solved the task.
 
 def repeat_after_me() -> Env:
     """Show 64 random symbols, one a step; then pay 1/64 for each that the agent repeats in order."""
-    spec = EnvSpec("repeat", jax.ShapeDtypeStruct((SYMBOLS + 1,), jnp.float32), Discrete(SYMBOLS), 2 * RECALLED)
+    spec = EnvSpec(
+        "repeat", jax.ShapeDtypeStruct((SYMBOLS + 1,), jnp.float32), Discrete(SYMBOLS), 2 * RECALLED
+    )
 
     def observe(shown: jax.Array, t: jax.Array) -> jax.Array:
         symbol = jax.nn.one_hot(shown[jnp.minimum(t, RECALLED - 1)], SYMBOLS)
@@ -103,7 +106,11 @@ TASKS: dict[str, tuple[Any, float, int]] = {
     "chain_10": (lambda: chain(10), 0.9, 300_000),
     "chain_30": (lambda: chain(30), 0.9, 300_000),
     "chain_100": (lambda: chain(100), 0.9, 1_000_000),
-    "pendulum_without_velocity": (lambda: vectorize(without_velocity(), num_envs=NUM_ENVS), -400.0, 1_000_000),
+    "pendulum_without_velocity": (
+        lambda: vectorize(without_velocity(), num_envs=NUM_ENVS),
+        -400.0,
+        1_000_000,
+    ),
     "repeat_64": (lambda: vectorize(repeat_after_me(), num_envs=NUM_ENVS), 0.9, 1_000_000),
 }
 """Environment, return from which it is solved, steps."""
@@ -115,11 +122,19 @@ def learned(task: str, kind: str) -> dict[str, Any]:
     steps = min(steps, GTRXL_STEPS) if kind == "gtrxl" else steps
     algorithm = jf.ppo(memory=kind, recurrent_size=64, rollout_length=LENGTH)
     began = time.time()
-    how: dict[str, Any] = dict(num_seeds=SEEDS, eval_every=steps // EVALUATIONS, eval_episodes=EPISODES)
+    how: dict[str, Any] = dict(
+        num_seeds=SEEDS, eval_every=steps // EVALUATIONS, eval_episodes=EPISODES
+    )
     with tempfile.TemporaryDirectory() as place:
         result = jf.learn(make(), algorithm, total_steps=steps, run_dir=f"{place}/run", **how)
-        curve = [[point["env_steps"], point["returns"]] for point in read_curve(Path(place) / "run")]
-    rates = {name: result.summary[name] for name in ("steps_per_s", "compile_s") if name in result.summary}
+        curve = [
+            [point["env_steps"], point["returns"]] for point in read_curve(Path(place) / "run")
+        ]
+    rates = {
+        name: result.summary[name]
+        for name in ("steps_per_s", "compile_s")
+        if name in result.summary
+    }
     return {"curve": curve, "limit": limit, "seconds": time.time() - began, **rates}
 
 
@@ -133,10 +148,16 @@ def update_s(kind: str, size: int) -> dict[str, Any]:
     first = jax.random.bernoulli(jax.random.key(2), 0.05, (LENGTH, NUM_ENVS))
 
     def loss(params: Any) -> jax.Array:
-        return jnp.mean(jnp.square(network.apply(params, network.initial_memory(NUM_ENVS), obs, first)[0]))
+        return jnp.mean(
+            jnp.square(network.apply(params, network.initial_memory(NUM_ENVS), obs, first)[0])
+        )
 
     began = time.perf_counter()
-    step = jax.jit(lambda p: jax.tree.map(lambda x, g: x - 1e-3 * g, p, jax.grad(loss)(p))).lower(params).compile()
+    step = (
+        jax.jit(lambda p: jax.tree.map(lambda x, g: x - 1e-3 * g, p, jax.grad(loss)(p)))
+        .lower(params)
+        .compile()
+    )
     compile_s, times = time.perf_counter() - began, []
     for _ in range(REPEATS + 1):
         began = time.perf_counter()
@@ -149,14 +170,18 @@ def update_s(kind: str, size: int) -> dict[str, Any]:
 
 def kernels(kind: str) -> dict[str, Any]:
     """Count the kernels of an update on an H100, as ``explain target=h100`` does."""
-    words = f"env=memory_chain algo=ppo tuned=false num_envs={NUM_ENVS} algo.rollout_length={LENGTH}"
+    words = (
+        f"env=memory_chain algo=ppo tuned=false num_envs={NUM_ENVS} algo.rollout_length={LENGTH}"
+    )
     row = compile_row(f"{words} algo.recurrent_size=64 algo.memory={kind}", "h100")
     return {"kernels_an_update": row["kernels_an_update"]}
 
 
 def write(key: str, made: dict[str, Any]) -> None:
     """Add a result to the file."""
-    done = read() | {key: {**made, "machine": machine(), "versions": versions(), "commit": commit()}}
+    done = read() | {
+        key: {**made, "machine": machine(), "versions": versions(), "commit": commit()}
+    }
     RESULT.write_text(json.dumps(done, indent=1) + "\n")
     print(key, str(made)[-200:], flush=True)
 
@@ -167,8 +192,8 @@ def read() -> dict[str, Any]:
 
 
 def solved_at(curve: list, limit: float, seed: int) -> tuple[float, float]:
-    """Return the steps of a seed's first evaluation above the limit, infinity if there is none, and the share of those
-    from there on that are above.
+    """Return the steps of a seed's first evaluation above the limit, infinity if there is none, and
+    the share of those from there on that are above.
     """
     above = [returns[seed] >= limit for _, returns in curve]
     if not any(above):
@@ -181,12 +206,28 @@ def write_page() -> None:
     """Write the tables of all results."""
     done, lines = read(), [HEAD]
     made = [task for task in TASKS if any(f"{task} {kind}" in done for kind in KINDS)]
-    lines += table("task (solved from)", [[f"{task} ({TASKS[task][1]:g})", *steps_of(done, task)] for task in made])
-    lines += ["A gradient step on 16 sequences of 128, divided by the GRU's median: median of 7 [least, most].", ""]
-    lines += table("units", [times_of(done, size) for size in (64, 256) if f"speed gru {size}" in done])
-    lines += ["Kernels of an update with 64 units on an H100, as `explain target=h100` counts them.", ""]
+    lines += table(
+        "task (solved from)",
+        [[f"{task} ({TASKS[task][1]:g})", *steps_of(done, task)] for task in made],
+    )
+    lines += [
+        "A gradient step on 16 sequences of 128, divided by the GRU's median: median of 7 [least, most].",
+        "",
+    ]
+    lines += table(
+        "units", [times_of(done, size) for size in (64, 256) if f"speed gru {size}" in done]
+    )
+    lines += [
+        "Kernels of an update with 64 units on an H100, as `explain target=h100` counts them.",
+        "",
+    ]
     counted = [done.get(f"kernels {kind}", {}).get("kernels_an_update", {}) for kind in KINDS]
-    lines += table("", [["kernels", *(counts(found) if found else "" for found in counted)]] if any(counted) else [])
+    lines += table(
+        "",
+        [["kernels", *(counts(found) if found else "" for found in counted)]]
+        if any(counted)
+        else [],
+    )
     PAGE.write_text("\n".join([*lines, machines_line(done.values()), ""]))
 
 
@@ -197,8 +238,13 @@ def table(first: str, rows: list[list[str]]) -> list[str]:
 
 
 def steps_of(done: dict[str, Any], task: str) -> list[str]:
-    """Return the cells of a task: steps until it is solved, in how many seeds, and the share above from there on."""
-    return [_steps_cell(run) if run else "not run" for run in (done.get(f"{task} {kind}") for kind in KINDS)]
+    """Return the cells of a task: steps until it is solved, in how many seeds, and the share above
+    from there on.
+    """
+    return [
+        _steps_cell(run) if run else "not run"
+        for run in (done.get(f"{task} {kind}") for kind in KINDS)
+    ]
 
 
 def _steps_cell(run: dict[str, Any]) -> str:
@@ -217,7 +263,10 @@ def times_of(done: dict[str, Any], size: int) -> list[str]:
     """Return the cells of a size: the time of a gradient step by the GRU's."""
     base = statistics.median(done[f"speed gru {size}"]["update_s"])
     each = [np.sort(done[f"speed {kind} {size}"]["update_s"]) / base for kind in KINDS]
-    return [f"{size} ({1e3 * base:.1f} ms)", *(f"{np.median(x):.2f} [{x[0]:.2f}, {x[-1]:.2f}]" for x in each)]
+    return [
+        f"{size} ({1e3 * base:.1f} ms)",
+        *(f"{np.median(x):.2f} [{x[0]:.2f}, {x[-1]:.2f}]" for x in each),
+    ]
 
 
 if __name__ == "__main__":

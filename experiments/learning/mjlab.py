@@ -1,6 +1,8 @@
-"""mjlab's cartpole, a simulator in PyTorch and Warp (https://github.com/mujocolab/mjlab), trained by PPO or SAC.
+"""mjlab's cartpole, a simulator in PyTorch and Warp (https://github.com/mujocolab/mjlab), trained
+by PPO or SAC.
 
-mjlab pins another MuJoCo and brings 4 GB, so it needs a separate environment: ``python -m venv .venv-mjlab``,
+mjlab pins another MuJoCo and brings 4 GB, so it needs a separate environment:
+``python -m venv .venv-mjlab``,
 ``.venv-mjlab/bin/pip install mjlab==1.6.0 jax flax optax orbax-checkpoint``, then
 ``PYTHONPATH=. .venv-mjlab/bin/python experiments/learning/mjlab.py sac 300_000``. It writes
 ``experiments/results/mjlab.json``.
@@ -13,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path = [str(HERE.parent), *(path for path in sys.path if path != str(HERE))]  # this file has mjlab's name
+sys.path = [
+    str(HERE.parent),
+    *(path for path in sys.path if path != str(HERE)),
+]  # this file has mjlab's name
 
 RESULT = HERE.parent / "results" / "mjlab.json"
 TASK, NUM_ENVS = "Mjlab-Cartpole-Balance", 64
@@ -42,8 +47,18 @@ def main(algo: str, steps: int) -> None:
     algorithm = getattr(jf, algo)(**jf.defaults(algo, env, total_steps=steps))
     curve: list[tuple[int, float]] = []
     result = jf.learn(env, algorithm, total_steps=steps, eval_every=steps // 5, eval_episodes=16)
-    curve = [(row["env_steps"], row["eval_return_mean"]) for row in result.history if row["kind"] == "eval"]
-    row = {"task": TASK, "algo": algo, "curve": curve, "seconds": time.time() - began, "machine": machine()}
+    curve = [
+        (row["env_steps"], row["eval_return_mean"])
+        for row in result.history
+        if row["kind"] == "eval"
+    ]
+    row = {
+        "task": TASK,
+        "algo": algo,
+        "curve": curve,
+        "seconds": time.time() - began,
+        "machine": machine(),
+    }
     done = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.write_text(json.dumps(done | {algo: row | {"commit": commit()}}, indent=1) + "\n")
     print(row, env.events())

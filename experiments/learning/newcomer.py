@@ -1,9 +1,11 @@
-"""Does a return depend on the seed, the processor or the code? Seeds 0 to 4 of SAC on halfcheetah on one machine.
+"""Does a return depend on the seed, the processor or the code? Seeds 0 to 4 of SAC on halfcheetah
+on one machine.
 
-The code is an earlier commit's and this tree's, with the settings that were tuned at the earlier commit.
+The code is an earlier commit's and this tree's, with the settings that were tuned at the earlier
+commit.
 
-``python experiments/learning/newcomer.py [seeds...]`` (ten minutes a seed for both, on one core) writes
-experiments/results/newcomer.json; results in the file are not repeated.
+``python experiments/learning/newcomer.py [seeds...]`` (ten minutes a seed for both, on one core)
+writes experiments/results/newcomer.json; results in the file are not repeated.
 """
 
 import csv
@@ -23,8 +25,8 @@ from describe import ROOT, commit, machine, versions
 
 RESULT = Path(__file__).parent.parent / "results" / "newcomer.json"
 EARLIER = "b035f2d"
-"""From the first learning table: three of its seeds had 2,794 to 3,415 on one machine, later code's seed 0 2,302 on
-another.
+"""From the first learning table: three of its seeds had 2,794 to 3,415 on one machine, later code's
+seed 0 2,302 on another.
 """
 STEPS, EVERY, SEEDS = 40_000, 8_000, 5
 SETTINGS = (
@@ -49,7 +51,13 @@ def run(tree: Path, words: str, seed: int, folder: Path) -> dict[str, Any]:
         for row in csv.DictReader(file):
             returns[int(row["env_steps"])].append(float(row["return"]))
     curve = [(steps, sum(values) / len(values)) for steps, values in sorted(returns.items())]
-    return {"seed": seed, "curve": curve, "wall_s": time.perf_counter() - begin, "command": asked, "machine": machine()}
+    return {
+        "seed": seed,
+        "curve": curve,
+        "wall_s": time.perf_counter() - begin,
+        "command": asked,
+        "machine": machine(),
+    }
 
 
 def at_end(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -61,11 +69,15 @@ def at_end(runs: list[dict[str, Any]]) -> dict[str, float]:
 def main(words: list[str]) -> None:
     """Make the missing runs, and print the table."""
     document = (
-        json.loads(RESULT.read_text()) if RESULT.exists() else {"steps": STEPS, "runs": {EARLIER: [], "today": []}}
+        json.loads(RESULT.read_text())
+        if RESULT.exists()
+        else {"steps": STEPS, "runs": {EARLIER: [], "today": []}}
     )
     with tempfile.TemporaryDirectory() as scratch:
         earlier = Path(scratch) / "earlier"
-        subprocess.run(["git", "worktree", "add", "--detach", str(earlier), EARLIER], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", str(earlier), EARLIER], cwd=ROOT, check=True
+        )
         try:
             for seed in map(int, words or range(SEEDS)):
                 for name, tree, more in ((EARLIER, earlier, ""), ("today", ROOT, TODAY)):
@@ -73,13 +85,25 @@ def main(words: list[str]) -> None:
                     if any(done["seed"] == seed for done in document["runs"][name]):
                         continue
                     found = run(tree, more, seed, Path(scratch) / f"{name}-{seed}")
-                    found |= {"versions": versions(), "commit": EARLIER if tree == earlier else commit()}
+                    found |= {
+                        "versions": versions(),
+                        "commit": EARLIER if tree == earlier else commit(),
+                    }
                     document["runs"][name].append(found)
-                    document["at_end"] = {key: at_end(runs) for key, runs in document["runs"].items()}
+                    document["at_end"] = {
+                        key: at_end(runs) for key, runs in document["runs"].items()
+                    }
                     RESULT.write_text(json.dumps(document, indent=1) + "\n")
-                    print(name, seed, [(steps, round(value)) for steps, value in found["curve"]], flush=True)
+                    print(
+                        name,
+                        seed,
+                        [(steps, round(value)) for steps, value in found["curve"]],
+                        flush=True,
+                    )
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(earlier)], cwd=ROOT, check=True)
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(earlier)], cwd=ROOT, check=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Learning from recorded data: IQL and TD3+BC next to behaviour cloning and d3rlpy, and then online.
+"""Learning from recorded data: IQL and TD3+BC next to behaviour cloning and d3rlpy, and then
+online.
 
-``python experiments/learning/offline.py`` makes the missing runs, one after another; ``... Hopper-v5 iql`` only some;
-``--page`` only the page ``docs/offline.md``. The data are made by SAC, untuned: its first steps, up to half of its
-return (*half*), and episodes of its final policy (*final*). They stay in ``experiments/data``, which git ignores. A
-result is written when its run ends, so an interrupted script goes on where it was.
+``python experiments/learning/offline.py`` makes the missing runs, one after another;
+``... Hopper-v5 iql`` only some; ``--page`` only the page ``docs/offline.md``. The data are made by
+SAC, untuned: its first steps, up to half of its return (*half*), and episodes of its final policy
+(*final*). They stay in ``experiments/data``, which git ignores. A result is written when its run
+ends, so an interrupted script goes on where it was.
 
-d3rlpy has a separate environment: ``python -m venv .venv-d3rlpy``, ``.venv-d3rlpy/bin/pip install d3rlpy==2.8.1``.
+d3rlpy has a separate environment: ``python -m venv .venv-d3rlpy``,
+``.venv-d3rlpy/bin/pip install d3rlpy==2.8.1``.
 """
 
 import csv
@@ -45,12 +48,24 @@ ONLINE_ROWS = "online iql", "online td3_bc", "online sac", "anew sac"
 
 def train(*words: str) -> None:
     """Run the command of training."""
-    subprocess.run([sys.executable, "-m", "jaxrl_fast.train", *words], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "jaxrl_fast.train", *words],
+        check=True,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def environment(env: str) -> list[str]:
     """Return the words of an environment."""
-    return ["env=gymnasium", f"env.id={env}", "tuned=false", "devices=1", "num_envs=1", f"eval.episodes={EPISODES}"]
+    return [
+        "env=gymnasium",
+        f"env.id={env}",
+        "tuned=false",
+        "devices=1",
+        "num_envs=1",
+        f"eval.episodes={EPISODES}",
+    ]
 
 
 def make_data(env: str) -> None:
@@ -61,7 +76,11 @@ def make_data(env: str) -> None:
         train(*environment(env), "algo=sac", f"total_steps={steps}", *every, f"run_dir={run}")
     collect = [sys.executable, "-m", "jaxrl_fast.collect", str(run)]
     if not (DATA / f"{env}_final").exists():
-        subprocess.run([*collect, f"out={DATA / f'{env}_final'}", "episodes=50", "policy=best"], check=True, cwd=ROOT)
+        subprocess.run(
+            [*collect, f"out={DATA / f'{env}_final'}", "episodes=50", "policy=best"],
+            check=True,
+            cwd=ROOT,
+        )
     if (DATA / f"{env}_half").exists():
         return
     subprocess.run([*collect, f"out={DATA / f'{env}_whole'}", "replay=true"], check=True, cwd=ROOT)
@@ -71,7 +90,10 @@ def make_data(env: str) -> None:
     spec = spec_of(env)
     whole = steps_in(load_dataset(DATA / f"{env}_whole"), spec)
     first = jax.tree.map(lambda x: x[:until, None], whole)
-    about = {"algo": "sac", "replay": f"the first {until} of {steps} steps, until a return of {half:.0f}"}
+    about = {
+        "algo": "sac",
+        "replay": f"the first {until} of {steps} steps, until a return of {half:.0f}",
+    }
     save_dataset(join(episodes_in(first), spec, about), DATA / f"{env}_half")
 
 
@@ -83,16 +105,26 @@ def spec_of(env: str) -> Any:
 
 
 def ours(env: str, kind: str, algo: str) -> dict[str, Any]:
-    """Train all seeds of an algorithm of this package on a data set; return the last evaluation of each."""
+    """Train all seeds of an algorithm of this package on a data set; return the last evaluation of
+    each.
+    """
     steps, began = UPDATES[env], time.time()
-    words = [f"algo={algo}", f"data={DATA / f'{env}_{kind}'}", f"total_steps={steps}", f"num_seeds={SEEDS}"]
-    # A wide tick makes many updates in one program; nothing else depends on it while a run is offline.
+    words = [
+        f"algo={algo}",
+        f"data={DATA / f'{env}_{kind}'}",
+        f"total_steps={steps}",
+        f"num_seeds={SEEDS}",
+    ]
+    # A wide tick makes many updates in one program; nothing else depends on it while a run is
+    # offline.
     words += ["algo.updates_per_tick=50", "algo.rollout_length=50", f"eval.every={steps}"]
     return {"returns": trained(env, *words), "seconds": time.time() - began}
 
 
 def online(env: str, algo: str) -> dict[str, Any]:
-    """Learn from the first data set alone, then for `ONLINE` steps also from the environment; or anew, without data."""
+    """Learn from the first data set alone, then for `ONLINE` steps also from the environment; or
+    anew, without data.
+    """
     began, place, seeds = time.time(), DATA / f"{env}_half", []
     kind, algo = algo.split()
     for seed in range(SEEDS_ANEW.get(env, SEEDS) if kind == "anew" else SEEDS):
@@ -120,7 +152,9 @@ def evaluations(run: Path) -> dict[tuple[int, int], float]:
     returns: dict[tuple[int, int], list[float]] = {}
     with (run / "evals.csv").open() as file:
         for row in csv.DictReader(file):
-            returns.setdefault((int(row["seed"]), int(row["env_steps"])), []).append(float(row["return"]))
+            returns.setdefault((int(row["seed"]), int(row["env_steps"])), []).append(
+                float(row["return"])
+            )
     return {at: float(np.mean(values)) for at, values in returns.items()}
 
 
@@ -129,8 +163,17 @@ def theirs(env: str, kind: str, algo: str) -> dict[str, Any]:
     began, returns = time.time(), []
     script = Path(__file__).with_name("offline_peer.py")
     for seed in range(SEEDS):
-        words = [str(DATA / f"{env}_{kind}"), env, algo, str(seed), str(UPDATES[env]), str(EPISODES)]
-        ended = subprocess.run([str(PEER), str(script), *words], check=True, capture_output=True, text=True)
+        words = [
+            str(DATA / f"{env}_{kind}"),
+            env,
+            algo,
+            str(seed),
+            str(UPDATES[env]),
+            str(EPISODES),
+        ]
+        ended = subprocess.run(
+            [str(PEER), str(script), *words], check=True, capture_output=True, text=True
+        )
         returns.append(float(ended.stdout.split()[-1]))
     return {"returns": returns, "seconds": time.time() - began}
 
@@ -150,7 +193,9 @@ def read() -> dict[str, Any]:
 
 def write(key: str, made: dict[str, Any]) -> None:
     """Add a result to the file."""
-    done = read() | {key: {**made, "machine": machine(), "versions": versions(), "commit": commit()}}
+    done = read() | {
+        key: {**made, "machine": machine(), "versions": versions(), "commit": commit()}
+    }
     RESULT.write_text(json.dumps(done, indent=1) + "\n")
     print(key, made, flush=True)
 

@@ -1,4 +1,5 @@
-"""d3rlpy 2.8 on a data set: ``python offline_peer.py <folder> <env> <algorithm> <seed> <updates> <episodes>``.
+"""d3rlpy 2.8 on a data set:
+``python offline_peer.py <folder> <env> <algorithm> <seed> <updates> <episodes>``.
 
 It prints the mean return of greedy episodes as the last word.
 """
@@ -16,7 +17,9 @@ def episodes_of(folder: Path) -> d3rlpy.dataset.MDPDataset:
     arrays = {path.stem: np.load(path) for path in folder.glob("*.npy")}
     lengths = arrays["lengths"]
     ends = np.cumsum(lengths)
-    rows = np.concatenate([np.arange(e - n, e) + k for k, (e, n) in enumerate(zip(ends, lengths, strict=True))])
+    rows = np.concatenate(
+        [np.arange(e - n, e) + k for k, (e, n) in enumerate(zip(ends, lengths, strict=True))]
+    )
     timeouts = arrays["truncations"] & ~arrays["terminations"]
     return d3rlpy.dataset.MDPDataset(
         arrays["observations"][rows],
@@ -28,12 +31,18 @@ def episodes_of(folder: Path) -> d3rlpy.dataset.MDPDataset:
 
 
 def configured(name: str, env: str) -> d3rlpy.base.LearnableConfig:
-    """Return an algorithm with its own defaults; observations are normalized, and actions scaled to [-1, 1]."""
+    """Return an algorithm with its own defaults; observations are normalized, and actions scaled to
+    [-1, 1].
+    """
     scalers = dict(
         observation_scaler=d3rlpy.preprocessing.StandardObservationScaler(),
         action_scaler=d3rlpy.preprocessing.MinMaxActionScaler(),
     )
-    kinds = {"bc": d3rlpy.algos.BCConfig, "iql": d3rlpy.algos.IQLConfig, "td3_bc": d3rlpy.algos.TD3PlusBCConfig}
+    kinds = {
+        "bc": d3rlpy.algos.BCConfig,
+        "iql": d3rlpy.algos.IQLConfig,
+        "td3_bc": d3rlpy.algos.TD3PlusBCConfig,
+    }
     return kinds[name](batch_size=256, **scalers)
 
 
@@ -54,7 +63,9 @@ def main(folder: str, env: str, name: str, seed: str, updates: str, episodes: st
         obs, _ = world.reset(seed=10_000 + 100 * int(seed) + number)
         done = False
         while not done:
-            obs, reward, terminated, truncated, _ = world.step(algorithm.predict(np.asarray(obs, np.float32)[None])[0])
+            obs, reward, terminated, truncated, _ = world.step(
+                algorithm.predict(np.asarray(obs, np.float32)[None])[0]
+            )
             total, done = total + float(reward), terminated or truncated
     print(total / int(episodes))
 

@@ -1,9 +1,11 @@
-"""Learning in other libraries' suites: nothing tuned but Craftax, next to random actions and their own trainers.
+"""Learning in other libraries' suites: nothing tuned but Craftax, next to random actions and their
+own trainers.
 
-``python experiments/learning/suites.py`` makes the missing runs, ``... CheetahRun sac`` only some rows or algorithms,
-``seeds=1`` fewer seeds, ``core=1`` on another core; ``--page`` only the table of ``docs/suites.md``. Every run is a
-process on one core, and is written when it ends, so an interrupted script goes on where it was. It needs the
-environment of ``make suites``; peers need ``.venv-peers`` of ``make bench`` with ``playground<1`` and ``craftax``.
+``python experiments/learning/suites.py`` makes the missing runs, ``... CheetahRun sac`` only some
+rows or algorithms, ``seeds=1`` fewer seeds, ``core=1`` on another core; ``--page`` only the table
+of ``docs/suites.md``. Every run is a process on one core, and is written when it ends, so an
+interrupted script goes on where it was. It needs the environment of ``make suites``; peers need
+``.venv-peers`` of ``make bench`` with ``playground<1`` and ``craftax``.
 """
 
 import json
@@ -48,7 +50,8 @@ class Row(NamedTuple):
     words: tuple[str, ...] = ("tuned=false",)
 
 
-# Rejax evaluates sampled actions, and has the settings of Craftax's authors, as our tuned file of PPO.
+# Rejax evaluates sampled actions, and has the settings of Craftax's authors, as our tuned file of
+# PPO.
 CRAFTAX = "tuned=true", "eval.sample=true"
 SAC = ("sac", "flash_sac")
 ROWS = [
@@ -72,41 +75,75 @@ ROWS = [
 def ours(row: Row, algo: str, seed: int, core: int) -> dict[str, Any]:
     """Make a run of ours; return its curve of (steps, mean return of an evaluation) and its rates."""
     words = [f"env={row.suite}", f"env.id={row.id}", f"algo={algo}", f"seed={seed}", "devices=1"]
-    words += [word for word in row.words if (algo, word) != ("pqn", "eval.sample=true")]  # it has no distribution
-    words += [f"total_steps={row.steps}", f"eval.every={row.steps // EVALUATIONS}", f"eval.episodes={EPISODES}"]
+    words += [
+        word for word in row.words if (algo, word) != ("pqn", "eval.sample=true")
+    ]  # it has no distribution
+    words += [
+        f"total_steps={row.steps}",
+        f"eval.every={row.steps // EVALUATIONS}",
+        f"eval.episodes={EPISODES}",
+    ]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         began = time.time()
         run(
             core,
-            [sys.executable, "-m", "jaxrl_fast.train", *words, "checkpoint.keep=0", "log=none", f"run_dir={folder}"],
+            [
+                sys.executable,
+                "-m",
+                "jaxrl_fast.train",
+                *words,
+                "checkpoint.keep=0",
+                "log=none",
+                f"run_dir={folder}",
+            ],
         )
         curve = [(point["env_steps"], point["returns"][0]) for point in read_curve(folder)]
         summary = json.loads((folder / "summary.json").read_text())
-    rates = {name: summary[name] for name in ("steps_per_s", "compile_s", "num_envs") if name in summary}
+    rates = {
+        name: summary[name] for name in ("steps_per_s", "compile_s", "num_envs") if name in summary
+    }
     return {"curve": curve, "seconds": time.time() - began, **rates}
 
 
 def at_random(row: Row, core: int) -> dict[str, Any]:
     """Return the mean return of episodes of random actions."""
     script = Path(__file__).with_name("suites_random.py")
-    return {"curve": [(0, float(run(core, [sys.executable, str(script), row.suite, row.id]).split()[-1]))]}
+    return {
+        "curve": [
+            (0, float(run(core, [sys.executable, str(script), row.suite, row.id]).split()[-1]))
+        ]
+    }
 
 
 def theirs(row: Row, seed: int, core: int) -> dict[str, Any]:
     """Make a run of another library's trainer."""
     script = ROOT / "experiments" / "bench" / "peer_suites.py"
-    words = [str(PEERS), str(script), row.peer, row.id, str(seed), str(row.steps), str(row.steps // EVALUATIONS)]
+    words = [
+        str(PEERS),
+        str(script),
+        row.peer,
+        row.id,
+        str(seed),
+        str(row.steps),
+        str(row.steps // EVALUATIONS),
+    ]
     return json.loads(run(core, words).splitlines()[-1])
 
 
 def run(core: int, command: list[str]) -> str:
     """Run a command on one core, and return what it printed."""
     done = subprocess.run(
-        ["taskset", "-c", str(core), *command], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        ["taskset", "-c", str(core), *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+        )
     return done.stdout
 
 
@@ -117,7 +154,11 @@ def measure(words: list[str]) -> None:
     asked = [row for row in ROWS if row.id in words] or ROWS
     for seed in range(seeds):
         for row in asked:
-            whos = [*row.algos, *([row.peer] if row.peer and seed == 0 else []), *(["random"] if seed == 0 else [])]
+            whos = [
+                *row.algos,
+                *([row.peer] if row.peer and seed == 0 else []),
+                *(["random"] if seed == 0 else []),
+            ]
             for who in [who for who in whos if who in words] or whos:
                 _measure_one(row, who, seed, core)
 
@@ -157,15 +198,31 @@ def cell(runs: dict[str, Any], id: str, who: str) -> str:
 def write_page() -> None:
     """Write the table between its marks."""
     runs = read()
-    head = ["environment", "steps", "random", "PPO", "PQN", "SAC", "FlashSAC", "another trainer, one seed"]
+    head = [
+        "environment",
+        "steps",
+        "random",
+        "PPO",
+        "PQN",
+        "SAC",
+        "FlashSAC",
+        "another trainer, one seed",
+    ]
     rows = [head, ["---"] * len(head)]
     for row in [row for row in ROWS if any(key.startswith(f"{row.id} ") for key in runs)]:
-        cells = [cell(runs, row.id, algo) if algo in row.algos else "" for algo in ("ppo", "pqn", "sac", "flash_sac")]
+        cells = [
+            cell(runs, row.id, algo) if algo in row.algos else ""
+            for algo in ("ppo", "pqn", "sac", "flash_sac")
+        ]
         peer = f"{cell(runs, row.id, row.peer)} ({row.peer.replace('_', ' ')})" if row.peer else ""
-        rows.append([f"{row.suite} {row.id}", f"{row.steps:,}", cell(runs, row.id, "random"), *cells, peer])
+        rows.append(
+            [f"{row.suite} {row.id}", f"{row.steps:,}", cell(runs, row.id, "random"), *cells, peer]
+        )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     before, after = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\n{machines_line(runs.values())}\n{MARKS[1]}{after}")
+    PAGE.write_text(
+        f"{before}{MARKS[0]}\n{table}\n\n{machines_line(runs.values())}\n{MARKS[1]}{after}"
+    )
 
 
 if __name__ == "__main__":

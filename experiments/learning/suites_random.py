@@ -25,7 +25,9 @@ def main(suite: str, id: str) -> None:
         def step(carried: tuple, t: jax.Array) -> tuple:
             state, obs = carried
             now = jax.random.fold_in(key, t)
-            state, ts = vec.step(state, uniform_action(vec.spec.action, obs, (EPISODES,), now), now, bank, t)
+            state, ts = vec.step(
+                state, uniform_action(vec.spec.action, obs, (EPISODES,), now), now, bank, t
+            )
             return (state, ts.obs), (ts.terminated | ts.truncated, ts.episode.returns)
 
         return jax.lax.scan(step, (state, obs), jnp.arange(chunk))
@@ -34,7 +36,9 @@ def main(suite: str, id: str) -> None:
     first = jnp.full(EPISODES, jnp.nan)
     for i in range(-(-steps // chunk)):
         (state, obs), (done, returns) = play(state, obs, jax.random.key(i + 1))
-        ended = jnp.where(done.any(0), returns[jnp.argmax(done, axis=0), jnp.arange(EPISODES)], jnp.nan)
+        ended = jnp.where(
+            done.any(0), returns[jnp.argmax(done, axis=0), jnp.arange(EPISODES)], jnp.nan
+        )
         first = jnp.where(jnp.isnan(first), ended, first)
         if not jnp.isnan(first).any():
             break

@@ -1,7 +1,9 @@
-"""A teacher that sees the angular velocity, and a student with a memory that does not: Pendulum, three seeds.
+"""A teacher that sees the angular velocity, and a student with a memory that does not: Pendulum,
+three seeds.
 
-``python experiments/learning/teachers.py`` makes the missing runs; ``offline.py`` writes them into ``docs/offline.md``.
-The score is 0 for random actions and 1 for the teacher's return. A result is written when its run ends.
+``python experiments/learning/teachers.py`` makes the missing runs; ``offline.py`` writes them into
+``docs/offline.md``. The score is 0 for random actions and 1 for the teacher's return. A result is
+written when its run ends.
 """
 
 import json
@@ -36,7 +38,9 @@ def named_pendulum() -> VecEnv:
     whole = envs.make("pendulum")
     assert isinstance(whole, Env)
     entry = jax.ShapeDtypeStruct
-    spec = whole.spec._replace(obs={"angle": entry((2,), jnp.float32), "velocity": entry((1,), jnp.float32)})
+    spec = whole.spec._replace(
+        obs={"angle": entry((2,), jnp.float32), "velocity": entry((1,), jnp.float32)}
+    )
 
     def named(obs: jax.Array) -> dict[str, jax.Array]:
         return {"angle": obs[:2], "velocity": obs[2:]}
@@ -54,21 +58,33 @@ def named_pendulum() -> VecEnv:
 
 def student() -> jf.Algorithm:
     """Make the student, which reads the angle only."""
-    return jf.ppo(recurrent_size=64, rollout_length=128, policy_keys=("angle",), critic_keys=("angle",))
+    return jf.ppo(
+        recurrent_size=64, rollout_length=128, policy_keys=("angle",), critic_keys=("angle",)
+    )
 
 
-def trained(algorithm: jf.Algorithm, steps: int, evaluations: int) -> tuple[dict[str, Any], jf.Policy]:
+def trained(
+    algorithm: jf.Algorithm, steps: int, evaluations: int
+) -> tuple[dict[str, Any], jf.Policy]:
     """Train three seeds; return their curves and the best policy."""
     began = time.time()
-    how: dict[str, Any] = dict(num_seeds=SEEDS, eval_every=steps // evaluations, eval_episodes=EPISODES)
+    how: dict[str, Any] = dict(
+        num_seeds=SEEDS, eval_every=steps // evaluations, eval_episodes=EPISODES
+    )
     with tempfile.TemporaryDirectory() as place:
-        result = jf.learn(named_pendulum(), algorithm, total_steps=steps, run_dir=f"{place}/run", **how)
-        curve = [[point["env_steps"], point["returns"]] for point in read_curve(Path(place) / "run")]
+        result = jf.learn(
+            named_pendulum(), algorithm, total_steps=steps, run_dir=f"{place}/run", **how
+        )
+        curve = [
+            [point["env_steps"], point["returns"]] for point in read_curve(Path(place) / "run")
+        ]
     return {"curve": curve, "seconds": time.time() - began}, result.policy
 
 
 def solved_at(curve: list, teacher: float, seed: int) -> float:
-    """Return the steps of the first evaluation with 95 % of the teacher's score; infinity if there is none."""
+    """Return the steps of the first evaluation with 95 % of the teacher's score; infinity if there
+    is none.
+    """
     scores = [(steps, (returns[seed] - RANDOM) / (teacher - RANDOM)) for steps, returns in curve]
     return next((steps for steps, score in scores if score >= SOLVED), np.inf)
 
@@ -80,7 +96,9 @@ def read() -> dict[str, Any]:
 
 def steps_of(done: dict[str, Any], name: str) -> list[float]:
     """Return the steps of each seed until its score is high enough."""
-    return [solved_at(done[name]["curve"], done["teacher"]["return"], seed) for seed in range(SEEDS)]
+    return [
+        solved_at(done[name]["curve"], done["teacher"]["return"], seed) for seed in range(SEEDS)
+    ]
 
 
 def main() -> None:
@@ -99,7 +117,10 @@ def main() -> None:
         write("teacher", {**made, "return": float(returned.mean())})
     teacher = jf.load_policy(place)
     if "taught" not in done:
-        write("taught", trained(jf.with_teacher(student(), teacher), TAUGHT_STEPS, TAUGHT_EVALUATIONS)[0])
+        write(
+            "taught",
+            trained(jf.with_teacher(student(), teacher), TAUGHT_STEPS, TAUGHT_EVALUATIONS)[0],
+        )
     if "alone" not in done:
         write("alone", trained(student(), ALONE_STEPS, ALONE_EVALUATIONS)[0])
     for name in ("taught", "alone"):

@@ -1,11 +1,13 @@
-"""Wall-clock time from the command to a return, start and compilation included, ours and theirs in turn.
+"""Wall-clock time from the command to a return, start and compilation included, ours and theirs in
+turn.
 
-``python experiments/learning/time_to_return.py`` runs every row, ``... cartpole pendulum`` some, ``repeats=1`` fewer
-seeds. ``--plan`` prints the plan and the expected time, ``--page`` only writes the table. Each is a new process with an
-empty cache ("second start": with the cache of the start just before). Time counts from before the process exists to the
-moment at which an evaluation reaches the return; then the process is stopped. Results in the file are not repeated, so
-an interrupted row can be resumed. It needs the environments of ``make bench`` and ``make bench-host``, and an otherwise
-idle machine.
+``python experiments/learning/time_to_return.py`` runs every row, ``... cartpole pendulum`` some,
+``repeats=1`` fewer seeds. ``--plan`` prints the plan and the expected time, ``--page`` only writes
+the table. Each is a new process with an empty cache ("second start": with the cache of the start
+just before). Time counts from before the process exists to the moment at which an evaluation
+reaches the return; then the process is stopped. Results in the file are not repeated, so an
+interrupted row can be resumed. It needs the environments of ``make bench`` and ``make bench-host``,
+and an otherwise idle machine.
 """
 
 import json
@@ -34,7 +36,9 @@ PAGE = RESULT.with_suffix(".md")
 LOOK_S = 0.25
 """Interval in seconds at which a run of ours is checked."""
 END_S = 120.0
-COMMAND = "\nimport sys\nfrom jaxrl_fast import train\nsys.exit(train.main(sys.argv[1:], keep=True))"
+COMMAND = (
+    "\nimport sys\nfrom jaxrl_fast import train\nsys.exit(train.main(sys.argv[1:], keep=True))"
+)
 """The program of ``-m jaxrl_fast.train``."""
 
 
@@ -46,7 +50,9 @@ def ours(row: Row, contender: Ours, seed: int, cache: Path) -> dict[str, Any]:
         ours(row, contender._replace(warm=False), seed, cache)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        program = ["-c", contender.before + COMMAND] if contender.before else ["-m", "jaxrl_fast.train"]
+        program = (
+            ["-c", contender.before + COMMAND] if contender.before else ["-m", "jaxrl_fast.train"]
+        )
         words = [*program, *contender.words, f"seed={seed}", f"eval.every={row.every}"]
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAXRL_FAST_CACHE": str(cache)}
         with open(Path(place) / "said.txt", "w+", encoding="utf-8") as said:
@@ -63,8 +69,8 @@ def ours(row: Row, contender: Ours, seed: int, cache: Path) -> dict[str, Any]:
 
 
 def follow(process: subprocess.Popen, folder: Path, goal: float, began: float) -> list[list[float]]:
-    """Yield evaluations as they arrive: (steps, mean return, seconds), until one is at the goal or the process has
-    ended.
+    """Yield evaluations as they arrive: (steps, mean return, seconds), until one is at the goal or
+    the process has ended.
     """
     curve: list[list[float]] = []
     running = True
@@ -83,7 +89,9 @@ def evaluations(folder: Path) -> list[tuple[int, float]]:
         return []
     found = read_columns(folder / "evals.csv")
     steps = np.unique(found["env_steps"])
-    return [(int(step), float(found["return"][found["env_steps"] == step].mean())) for step in steps]
+    return [
+        (int(step), float(found["return"][found["env_steps"] == step].mean())) for step in steps
+    ]
 
 
 def end(process: subprocess.Popen) -> None:
@@ -114,7 +122,9 @@ def theirs(row: Row, peer: Peer, seed: int) -> dict[str, Any]:
     """Run another library until its first evaluation at the goal, or its last step."""
     settings = [str(seed), str(row.goal), str(peer.steps), str(row.every)]
     words = ["peer_returns.py", *peer.words, *settings]
-    variables = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    variables = {
+        name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"
+    }
     command = [str(python_of(peer)), *words, repr(time.time())]
     done = subprocess.run(
         command,
@@ -131,7 +141,9 @@ def theirs(row: Row, peer: Peer, seed: int) -> dict[str, Any]:
 
 
 def measure(name: str, document: dict[str, Any], repeats: int) -> None:
-    """Make the missing runs of a row, contenders in turn, a seed a repeat; the file is written after each."""
+    """Make the missing runs of a row, contenders in turn, a seed a repeat; the file is written
+    after each.
+    """
     row, runs = ROWS[name], document["rows"].setdefault(name, {})
     with tempfile.TemporaryDirectory() as caches:
         for seed in range(repeats):
@@ -157,7 +169,9 @@ def plan(names: list[str], document: dict[str, Any], repeats: int | None) -> Non
         wanted = repeats or row.repeats
         lack = {who: max(0, wanted - len(runs.get(who, []))) for who in (*row.ours, *row.peers)}
         share = sum(lack.values()) / len(lack)
-        print(f"{name}: about {row.minutes * share:.0f} minutes for {wanted} seeds; missing runs: {lack}")
+        print(
+            f"{name}: about {row.minutes * share:.0f} minutes for {wanted} seeds; missing runs: {lack}"
+        )
 
 
 def main(words: list[str]) -> None:
@@ -166,7 +180,10 @@ def main(words: list[str]) -> None:
     given = [word for word in words if word.startswith("repeats=") and word[8:].isdigit()]
     unknown = [word for word in words if word not in (*ROWS, *given, "--plan", "--page")]
     if unknown:
-        print(f"{unknown[0]}: write one of {', '.join(ROWS)}, repeats=3, --plan, --page", file=sys.stderr)
+        print(
+            f"{unknown[0]}: write one of {', '.join(ROWS)}, repeats=3, --plan, --page",
+            file=sys.stderr,
+        )
         sys.exit(2)
     repeats = int(given[-1][8:]) if given else None
     document = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": {}}

@@ -13,16 +13,20 @@ Runs = dict[str, list[dict[str, Any]]]
 
 
 def reached_s(curve: list[Any], goal: float) -> float | None:
-    """Return the seconds until the first evaluation that reached the goal: from points (steps, return, seconds), or
-    from a curve of the learning table.
+    """Return the seconds until the first evaluation that reached the goal: from points (steps,
+    return, seconds), or from a curve of the learning table.
     """
     points = [(p["returns"], p["wall_s"]) if isinstance(p, dict) else ([p[1]], p[2]) for p in curve]
-    return next((float(seconds) for values, seconds in points if statistics.mean(values) >= goal), None)
+    return next(
+        (float(seconds) for values, seconds in points if statistics.mean(values) >= goal), None
+    )
 
 
 def table(document: dict[str, Any]) -> str:
     """Write all rows, also rows without results."""
-    lines = ["| to the return | library | seconds, median [least, most] | ratio to the peer | required | goal |"]
+    lines = [
+        "| to the return | library | seconds, median [least, most] | ratio to the peer | required | goal |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for name, row in ROWS.items():
         lines += row_lines(row, document["rows"].get(name, {}))
@@ -48,7 +52,8 @@ def seconds(runs: list[dict[str, Any]]) -> str:
     found = sorted(float("inf") if run["reached_s"] is None else run["reached_s"] for run in runs)
     missed = found.count(float("inf"))
     said = [
-        "not reached" if x == float("inf") else f"{x:.0f}" for x in (statistics.median_high(found), found[0], found[-1])
+        "not reached" if x == float("inf") else f"{x:.0f}"
+        for x in (statistics.median_high(found), found[0], found[-1])
     ]
     return f"{said[0]} [{said[1]}, {said[2]}], {len(runs)} seed{'s' * (len(runs) > 1)}" + (
         f", {missed} not reached" if missed else ""
@@ -60,10 +65,18 @@ def beside(row: Row, runs: Runs, name: str) -> str:
     cells: list[list[str]] = [[], [], []]
     for peer in row.peers:
         pairs = zip(runs.get(name, []), runs.get(peer, []), strict=False)
-        ratios = [a["reached_s"] / b["reached_s"] for a, b in pairs if a["reached_s"] and b["reached_s"]]
+        ratios = [
+            a["reached_s"] / b["reached_s"] for a, b in pairs if a["reached_s"] and b["reached_s"]
+        ]
         short = peer.split()[0]
-        said = f"**{statistics.median(ratios):.2f} ×** [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else "–"
-        for cell, value in zip(cells, (said, f"{row.must[peer]} ×", f"{row.aim[peer]} ×"), strict=True):
+        said = (
+            f"**{statistics.median(ratios):.2f} ×** [{min(ratios):.2f}, {max(ratios):.2f}]"
+            if ratios
+            else "–"
+        )
+        for cell, value in zip(
+            cells, (said, f"{row.must[peer]} ×", f"{row.aim[peer]} ×"), strict=True
+        ):
             cell.append(f"{value} {short}" if len(row.peers) > 1 else value)
     return " | ".join("<br>".join(cell) for cell in cells) + " |"
 
@@ -79,6 +92,4 @@ def earlier(row: Row, peer: Peer) -> str:
     at = reached_s(curve, row.goal)
     if at is None:
         return "not run yet"
-    return (
-        f"not run yet; an earlier run, another day and perhaps another machine: {at:.0f} (`results/{peer.earlier[0]}`)"
-    )
+    return f"not run yet; an earlier run, another day and perhaps another machine: {at:.0f} (`results/{peer.earlier[0]}`)"

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A worker's words before the seed (`bench/peer_returns.py`), its environment, and its ``earlier`` figure: a
-    committed file and the place of the curve in it, until it has run here.
+    """A worker's words before the seed (`bench/peer_returns.py`), its environment, and its
+    ``earlier`` figure: a committed file and the place of the curve in it, until it has run here.
     """
 
     environment: str
@@ -17,8 +17,8 @@ class Peer(NamedTuple):
 class Ours(NamedTuple):
     """Words of our command, without seed and folder.
 
-    ``warm``: programs are on disk, from the start of the same words just before. ``before``: Python that runs first, to
-    leave out a part for which there is no option.
+    ``warm``: programs are on disk, from the start of the same words just before. ``before``: Python
+    that runs first, to leave out a part for which there is no option.
     """
 
     words: tuple[str, ...]
@@ -27,9 +27,9 @@ class Ours(NamedTuple):
 
 
 class Row(NamedTuple):
-    """``goal``: a mean greedy return; ``every``: environment steps between evaluations, for all contenders; ``must``
-    and ``aim``: ratios to each other library's seconds; ``minutes``: about how many a repeat takes, for all
-    contenders together.
+    """``goal``: a mean greedy return; ``every``: environment steps between evaluations, for all
+    contenders; ``must`` and ``aim``: ratios to each other library's seconds; ``minutes``: about how
+    many a repeat takes, for all contenders together.
     """
 
     title: str
@@ -57,7 +57,9 @@ ROWS = {
         {
             "`algo=sac`": _ours("env=halfcheetah algo=sac"),
             "`algo=sac`, second start": _ours("env=halfcheetah algo=sac", warm=True),
-            "`algo=sac placement=actor_critic`": _ours("env=halfcheetah algo=sac placement=actor_critic devices=2"),
+            "`algo=sac placement=actor_critic`": _ours(
+                "env=halfcheetah algo=sac placement=actor_critic devices=2"
+            ),
             "`algo=flash_sac`": _ours("env=halfcheetah algo=flash_sac"),
         },
         {
@@ -108,11 +110,22 @@ ROWS = {
         "HalfCheetah-v5 to 4,000",
         4_000.0,
         5_000,
-        {"`algo=sac`": _ours(f"{CHEETAH} algo=sac"), "`algo=flash_sac`": _ours(f"{CHEETAH} algo=flash_sac")},
         {
-            "SBX SAC": Peer(HOST, ("sbx", "HalfCheetah-v5"), 150_000, ("bench/host_sac.json", "returns.sbx.curve")),
+            "`algo=sac`": _ours(f"{CHEETAH} algo=sac"),
+            "`algo=flash_sac`": _ours(f"{CHEETAH} algo=flash_sac"),
+        },
+        {
+            "SBX SAC": Peer(
+                HOST,
+                ("sbx", "HalfCheetah-v5"),
+                150_000,
+                ("bench/host_sac.json", "returns.sbx.curve"),
+            ),
             "Stable-Baselines3 SAC": Peer(
-                HOST, ("sb3", "HalfCheetah-v5"), 150_000, ("bench/host_sac.json", "returns.sb3.curve")
+                HOST,
+                ("sb3", "HalfCheetah-v5"),
+                150_000,
+                ("bench/host_sac.json", "returns.sb3.curve"),
             ),
         },
         {"SBX SAC": 0.5, "Stable-Baselines3 SAC": 0.25},

@@ -1,9 +1,10 @@
-"""What a newcomer waits for: the README's commands, one after the other, in a fresh clone with empty caches of ours.
+"""What a newcomer waits for: the README's commands, one after the other, in a fresh clone with
+empty caches of ours.
 
-``python experiments/startup/newcomer.py [step ...]`` (``make newcomer``; steps: clone, setup, cartpole, cheetah, test;
-default: all, an hour or more) runs the steps in a new folder and writes their seconds to
-experiments/results/newcomer_waits.json and .md, for docs/startup.md. pip's own cache stays. The last
-figure of a step that is not named stays. Run it on an otherwise idle machine.
+``python experiments/startup/newcomer.py [step ...]`` (``make newcomer``; steps: clone, setup,
+cartpole, cheetah, test; default: all, an hour or more) runs the steps in a new folder and writes
+their seconds to experiments/results/newcomer_waits.json and .md, for docs/startup.md. pip's own
+cache stays. The last figure of a step that is not named stays. Run it on an otherwise idle machine.
 """
 
 import json
@@ -26,10 +27,16 @@ RESULT = ROOT / "experiments" / "results" / "newcomer_waits.json"
 
 def run(clone: Path, *words: str) -> tuple[float, str]:
     """Run a command in the clone; return its seconds and what it printed."""
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")
+    }
     env |= {"JAXRL_FAST_CACHE": str(clone.parent / "cache")}
     begin_s = time.perf_counter()
-    done = subprocess.run(words, cwd=clone, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        words, cwd=clone, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return time.perf_counter() - begin_s, done.stdout

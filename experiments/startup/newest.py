@@ -1,8 +1,9 @@
-"""The newest version of every dependency: what installs, what holds the others back, and whether the tests pass.
+"""The newest version of every dependency: what installs, what holds the others back, and whether
+the tests pass.
 
-``python experiments/startup/newest.py .venv-newest`` installs the project's dependencies without their upper bounds in
-an environment, and prints for each the installed and the newest version, and which package excludes the newest.
-``make newest`` then runs the tests there.
+``python experiments/startup/newest.py .venv-newest`` installs the project's dependencies without
+their upper bounds in an environment, and prints for each the installed and the newest version, and
+which package excludes the newest. ``make newest`` then runs the tests there.
 """
 
 import json
@@ -26,7 +27,10 @@ print(json.dumps({one.metadata["Name"]: [one.version, one.requires or []] for on
 def wanted() -> list[Requirement]:
     """Return the requirements of the project and of its extra for developers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"][EXTRA])]
+    return [
+        Requirement(text)
+        for text in (*project["dependencies"], *project["optional-dependencies"][EXTRA])
+    ]
 
 
 def without_upper_bounds(requirement: Requirement) -> str:
@@ -39,7 +43,10 @@ def without_upper_bounds(requirement: Requirement) -> str:
 def install(python: Path) -> None:
     """Install the newest versions that go together, and the project without its own bounds."""
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--upgrade", "--upgrade-strategy=eager", *map(without_upper_bounds, wanted())], check=True)
+    subprocess.run(
+        [*pip, "--upgrade", "--upgrade-strategy=eager", *map(without_upper_bounds, wanted())],
+        check=True,
+    )
     subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True)
 
 
@@ -52,7 +59,9 @@ def newest(python: Path, name: str) -> str | None:
 
 def report(python: Path) -> list[str]:
     """Return a line for each dependency, and who excludes its newest version."""
-    listed = subprocess.run([str(python), "-c", LISTED], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        [str(python), "-c", LISTED], check=True, capture_output=True, text=True
+    ).stdout
     installed = {name.lower().replace("_", "-"): row for name, row in json.loads(listed).items()}
     lines = []
     for requirement in sorted(wanted(), key=lambda one: one.name):
@@ -62,7 +71,9 @@ def report(python: Path) -> list[str]:
             lines.append(f"{name} {now}")
             continue
         holders = [other for other, (_, needs) in installed.items() if excludes(needs, name, last)]
-        lines.append(f"{name} {now}, newest {last}: held back by {', '.join(sorted(holders)) or 'its dependencies'}")
+        lines.append(
+            f"{name} {now}, newest {last}: held back by {', '.join(sorted(holders)) or 'its dependencies'}"
+        )
         if not requirement.specifier.contains(last):
             lines[-1] += "; our bound excludes it, too"
     return lines
@@ -72,7 +83,10 @@ def excludes(needs: list[str], name: str, version: str) -> bool:
     """Return whether a package's requirements exclude a version of another."""
     parsed = [Requirement(text) for text in needs]
     active = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return any(one.name.lower().replace("_", "-") == name and not one.specifier.contains(version) for one in active)
+    return any(
+        one.name.lower().replace("_", "-") == name and not one.specifier.contains(version)
+        for one in active
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""How the seconds from the command to the first training step are spent, at a first and at a second start.
+"""How the seconds from the command to the first training step are spent, at a first and at a second
+start.
 
-``python experiments/startup/startup.py [repeats [job ...]]`` starts the real command in a new process: *cold*, with an
-empty cache folder, then *warm*, with the cache of the first, ``repeats`` times (default 3); `startup_watch` attributes
-every moment. With the environment of the other libraries (``make bench`` makes it; ``BENCH_PEERS=<its python>``;
-``=off`` leaves them out) it starts brax.training and Rejax the same way, whose second start has JAX's cache. Medians
-are written to experiments/results/startup.json and startup.png, and the table into docs/startup.md. Run it on an
-otherwise idle machine.
+``python experiments/startup/startup.py [repeats [job ...]]`` starts the real command in a new
+process: *cold*, with an empty cache folder, then *warm*, with the cache of the first, ``repeats``
+times (default 3); `startup_watch` attributes every moment. With the environment of the other
+libraries (``make bench`` makes it; ``BENCH_PEERS=<its python>``; ``=off`` leaves them out) it
+starts brax.training and Rejax the same way, whose second start has JAX's cache. Medians are written
+to experiments/results/startup.json and startup.png, and the table into docs/startup.md. Run it on
+an otherwise idle machine.
 """
 
 import json
@@ -57,7 +59,9 @@ def start(python: str, words: tuple[str, ...], cache: Path, folder: Path) -> dic
     env |= {"JAX_COMPILATION_CACHE_DIR": str(cache)} if peer else {"JAXRL_FAST_CACHE": str(cache)}
     command = [python, str(HERE / "startup_watch.py"), str(out), repr(time.time()), *words, *own]
     cwd = HERE.parent / "bench" if peer else ROOT
-    done = subprocess.run(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if not out.exists():
         raise SystemExit(f"{' '.join(words)} ended:\n{done.stderr[-3000:]}")
     found = json.loads(out.read_text())
@@ -70,7 +74,9 @@ def start(python: str, words: tuple[str, ...], cache: Path, folder: Path) -> dic
 
 def pair(python: str, words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Measure a cold start and a warm one after it."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the evaluator ends a moment later
+    with tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as folder:  # the evaluator ends a moment later
         found = {}
         for kind in STARTS:
             own = Path(folder) / kind
@@ -84,9 +90,15 @@ def summary(pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     result = {}
     for kind in STARTS:
         totals = sorted(one[kind]["total_s"] for one in pairs)
-        middle = sorted((one[kind] for one in pairs), key=lambda one: one["total_s"])[len(pairs) // 2]
+        middle = sorted((one[kind] for one in pairs), key=lambda one: one["total_s"])[
+            len(pairs) // 2
+        ]
         result[kind] = {
-            "total_s": {"median": statistics.median(totals), "least": totals[0], "most": totals[-1]},
+            "total_s": {
+                "median": statistics.median(totals),
+                "least": totals[0],
+                "most": totals[-1],
+            },
             "by_name": middle["by_name"],
         }
     return result
@@ -99,7 +111,9 @@ def spread(one: dict[str, float]) -> str:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """Write the table of docs/startup.md."""
-    lines = ["| job | first start, s | second start, s | peer, first | peer, second | first start, ratio to the peer |"]
+    lines = [
+        "| job | first start, s | second start, s | peer, first | peer, second | first start, ratio to the peer |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for name, row in rows.items():
         own = [row["ours"][kind]["total_s"] for kind in STARTS]
@@ -124,10 +138,16 @@ def kinds(by_name: dict[str, float]) -> Counter[str]:
 
 def table_of_kinds(rows: dict[str, dict[str, Any]]) -> str:
     """Write the seconds by kind, a column for each start."""
-    columns = {f"{job}, {kind}": kinds(row["ours"][kind]["by_name"]) for job, row in rows.items() for kind in STARTS}
+    columns = {
+        f"{job}, {kind}": kinds(row["ours"][kind]["by_name"])
+        for job, row in rows.items()
+        for kind in STARTS
+    }
     lines = [f"| seconds | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for work in ("imports", *WORK, "other"):
-        lines.append(f"| {work} | {' | '.join(f'{column[work]:.1f}' for column in columns.values())} |")
+        lines.append(
+            f"| {work} | {' | '.join(f'{column[work]:.1f}' for column in columns.values())} |"
+        )
     return "\n".join(lines)
 
 
@@ -144,7 +164,11 @@ def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    bars = [(f"{job}, {kind}", parts(row["ours"][kind]["by_name"])) for job, row in rows.items() for kind in STARTS]
+    bars = [
+        (f"{job}, {kind}", parts(row["ours"][kind]["by_name"]))
+        for job, row in rows.items()
+        for kind in STARTS
+    ]
     names = list(dict.fromkeys(name for _, part in bars for name in part))
     colors = {name: plt.get_cmap("tab20")(i % 20) for i, name in enumerate(names)}
     figure, axes = plt.subplots(figsize=(11, 0.7 * len(bars) + 2.5), layout="constrained")
@@ -177,7 +201,9 @@ def main(repeats: str = "3", *jobs: str) -> None:
             ours.append(pair(sys.executable, ("jaxrl_fast.train", *job.words)))
             if peers:
                 theirs.append(pair(PEERS, job.peer))
-            print(name, *(f"{kind} {ours[-1][kind]['total_s']:.1f} s" for kind in STARTS), flush=True)
+            print(
+                name, *(f"{kind} {ours[-1][kind]['total_s']:.1f} s" for kind in STARTS), flush=True
+            )
         rows[name] = {"ours": summary(ours), **({"peer": summary(theirs)} if theirs else {})}
     result = {"machine": machine(), "versions": versions(), "repeats": int(repeats), "jobs": rows}
     (RESULTS / "startup.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -1,11 +1,13 @@
-"""Runs a command in this process and records the activity of every moment until its first training step.
+"""Runs a command in this process and records the activity of every moment until its first training
+step.
 
-``python startup_watch.py OUT BEGAN_S MODULE WORD ...``: as ``python -m MODULE WORD ...``, started by `startup` at
-``BEGAN_S`` (seconds since the epoch). A thread samples every thread's stack about 200 times a second and names the
-activity of the main thread: a phase by the outermost function in `PHASES`, and the work within it by the innermost
-function in `WORK`; where it waits for other threads, theirs counts. At the first training step it writes JSON to
-``OUT`` and ends the process. For a program of another library, it writes at the end of the longest compilation, and the
-process continues.
+``python startup_watch.py OUT BEGAN_S MODULE WORD ...``: as ``python -m MODULE WORD ...``, started
+by `startup` at ``BEGAN_S`` (seconds since the epoch). A thread samples every thread's stack about
+200 times a second and names the activity of the main thread: a phase by the outermost function in
+`PHASES`, and the work within it by the innermost function in `WORK`; where it waits for other
+threads, theirs counts. At the first training step it writes JSON to ``OUT`` and ends the process.
+For a program of another library, it writes at the end of the longest compilation, and the process
+continues.
 """
 
 import json
@@ -51,7 +53,11 @@ WORK = {
     ("pjit.py", "_infer_params"): "tracing",
     ("pxla.py", "__call__"): "running",
 }
-WAITS = {("threading.py", "wait"), ("threading.py", "join"), ("threading.py", "_wait_for_tstate_lock")}
+WAITS = {
+    ("threading.py", "wait"),
+    ("threading.py", "join"),
+    ("threading.py", "_wait_for_tstate_lock"),
+}
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -94,7 +100,11 @@ class Watch:
             frames = sys._current_frames()
             names = {i: named(frame) for i, frame in frames.items() if i != own}
             phase, work, waits = names.get(self.main, ("other", "python", False))
-            busy = [name for i, name in names.items() if i != self.main and not name[2] and name[1] != "python"]
+            busy = [
+                name
+                for i, name in names.items()
+                if i != self.main and not name[2] and name[1] != "python"
+            ]
             if waits and busy:
                 work = busy[0][1]
             self.seconds["main", phase, work] += now - last

@@ -21,9 +21,24 @@ from jaxrl_fast.learning.algorithm import (
     over_replay,
 )
 from jaxrl_fast.learning.critics import imitation_loss, learned_obs
-from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import (
+    Activation,
+    Cnn,
+    MemoryKind,
+    Network,
+    Precision,
+    Torso,
+    make_network,
+)
 from jaxrl_fast.numerics import distributions
-from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class BcHyper(NamedTuple):
@@ -82,18 +97,20 @@ def bc(
         batch_size: Steps in a minibatch, or sequences with a memory.
         sequence_length: Steps of a training sequence with a memory.
         burn_in: Steps before each sequence that only compute the memory.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         policy_hidden: Sizes of the policy's hidden layers.
         policy_dropout: Share of the outputs of the policy's hidden layers that an update sets to 0.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         activation: Activation of the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        network: Torso of the network: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the network: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
 
     Returns:
@@ -102,7 +119,9 @@ def bc(
     Source: Pomerleau (1988), ALVINN, NeurIPS 1.
     """
     hyper = BcHyper(learning_rate, discount, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(activation=activation, network=network, cnn=cnn, precision=precision)
+    shared: dict[str, Any] = dict(
+        activation=activation, network=network, cnn=cnn, precision=precision
+    )
     shared |= dict(memory=memory, recurrent_size=recurrent_size)
     options = dict(policy_hidden=tuple(policy_hidden), policy_keys=tuple(policy_keys), **shared)
     options |= dict(policy_dropout=policy_dropout, optimizer=optimizer)
@@ -118,7 +137,9 @@ def bc(
         capacity = max(batch_size, length * num_envs, rollout_length * num_envs)
         data = Replay(capacity, batch_size, updates, 0, 1, sequence_length, burn_in)
         size = space.low.size if isinstance(space, Box) else distributions.num_outputs(space)
-        own = dict(hidden=options["policy_hidden"], keys=options["policy_keys"], dropout=policy_dropout)
+        own = dict(
+            hidden=options["policy_hidden"], keys=options["policy_keys"], dropout=policy_dropout
+        )
         policy = make_network(spec.obs, size, out_scale=0.01, **own, **shared)
         return Agent(
             parts={"actor": actor_part(space, policy, data, optimizer)},
@@ -142,7 +163,9 @@ def greedy_decide(space: Actions) -> Decide:
         The `Decide` function.
     """
 
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    def decide(
+        outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple:
         if isinstance(space, Box):
             return distributions.from_unit(space, unit_policy(outputs["actor"])), state, {}
         dist = policy_of(space, outputs["actor"], obs)
@@ -174,7 +197,9 @@ def actor_part(space: Actions, policy: Network, data: Replay, optimizer: Optimiz
             decided: Any = outputs
             if isinstance(space, Box):
                 decided = distributions.from_unit(space, unit_policy(outputs))
-            loss = jnp.mean(imitation_loss(space, decided, learned_obs(data, policy, batch), batch.action))
+            loss = jnp.mean(
+                imitation_loss(space, decided, learned_obs(data, policy, batch), batch.action)
+            )
             return loss, {"policy_loss": loss}
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])

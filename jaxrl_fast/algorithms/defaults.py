@@ -1,8 +1,10 @@
-"""Settings of an algorithm that depend on the environment, for runs that nobody tuned, with the reason for each number.
+"""Settings of an algorithm that depend on the environment, for runs that nobody tuned, with the
+reason for each number.
 
-Settings that depend only on the number of environments and the length of the run are the algorithm's own
-(`Algorithm.sizes`), except that number itself (`default_envs`). Nothing depends on the machine. Returns here are of
-single trials; docs/defaults.md has the resulting settings next to another library, with intervals.
+Settings that depend only on the number of environments and the length of the run are the
+algorithm's own (`Algorithm.sizes`), except that number itself (`default_envs`). Nothing depends on
+the machine. Returns here are of single trials; docs/defaults.md has the resulting settings next to
+another library, with intervals.
 """
 
 import math
@@ -71,12 +73,13 @@ STEPS_PER_ENV, FEWEST_ENVS = 25_000, 4
 
 
 def default_envs(most: int, total_steps: int) -> int:
-    """Return the default number of environments of `FEWER`, a power of two, or the environment's usual number.
+    """Return the default number of environments of `FEWER`, a power of two, or the environment's
+    usual number.
 
-    In a short run many environments see only the beginnings of episodes: PPO on Freeway after 100,000 steps had 3.6
-    (0.7 to 6.2) with 64 environments, 6.6 (2.3 to 9.8) with 8 and 8.5 (6.9 to 11.4) with 4 (3 seeds, other settings
-    equal), DQN after 50,000 steps 0.6 with 64 and 8.8 with 4, TD3 on brax's inverted_pendulum after 20,000 steps 69
-    and 1,000 (1 and 2 seeds).
+    In a short run many environments see only the beginnings of episodes: PPO on Freeway after
+    100,000 steps had 3.6 (0.7 to 6.2) with 64 environments, 6.6 (2.3 to 9.8) with 8 and 8.5 (6.9 to
+    11.4) with 4 (3 seeds, other settings equal), DQN after 50,000 steps 0.6 with 64 and 8.8 with 4,
+    TD3 on brax's inverted_pendulum after 20,000 steps 69 and 1,000 (1 and 2 seeds).
 
     Args:
         most: Usual number of environments.
@@ -91,34 +94,46 @@ def default_envs(most: int, total_steps: int) -> int:
 _REWARDS = ("entropy_coef", "normalize_rewards")
 _SCALES = ("initial_deviation", "free_deviation", "normalize_observations")
 OBSERVED, PRIVILEGED = "state", "privileged_state"
-"""Entries of an observation of MuJoCo Playground's robots: what the robot measures, and what only the simulator has."""
+"""Entries of an observation of MuJoCo Playground's robots: what the robot measures, and what only
+the simulator has.
+"""
 _KEYS = {"policy_keys": (OBSERVED,), "critic_keys": (PRIVILEGED,)}
 _BOTH = ("ppo", "sac", "sac_discrete", "td3", "flash_sac", "fast_td3", "reppo", "iql", "td3_bc")
 ASYMMETRIC = dict.fromkeys(_BOTH, tuple(_KEYS)) | {"bc": ("policy_keys",)}
-"""Algorithms whose policy then reads the first and whose critic the second, as brax's trainer of these robots."""
+"""Algorithms whose policy then reads the first and whose critic the second, as brax's trainer of
+these robots.
+"""
 FOLLOWING = ASYMMETRIC | {"ppo": (*_REWARDS, *_SCALES, *_KEYS), "ippo": _REWARDS, "mappo": _REWARDS}
 """Settings by algorithm that `of_environment` may choose."""
 CONTINUOUS: dict[str, Any] = {"normalize_rewards": True, "entropy_coef": 0.0}
-"""The value network does not reach rewards of any magnitude: Pendulum-v1 -1,131, with normalized rewards -169 (with
-discrete actions, LunarLander-v3 69 and 150). Continuous actions need no bonus for entropy.
+"""The value network does not reach rewards of any magnitude: Pendulum-v1 -1,131, with normalized
+rewards -169 (with discrete actions, LunarLander-v3 69 and 150). Continuous actions need no bonus
+for entropy.
 """
 FEW_ACTIONS, FEW_NUMBERS, SMALL_RANGE = 3, 12, 0.2
-"""Numbers in an action and in an observation of simulators with few joints; half range of a number that is small."""
+"""Numbers in an action and in an observation of simulators with few joints; half range of a number
+that is small.
+"""
 
 
 def _of_ppo(spec: EnvSpec, action: Box) -> dict[str, Any]:
-    """Choose exploration and scales for continuous actions (means of 3 seeds, 100,000 steps at a rate of 3e-4).
+    """Choose exploration and scales for continuous actions (means of 3 seeds, 100,000 steps at a
+    rate of 3e-4).
 
-    Of few numbers, a deviation of 1 tries all of their range, and one that is the same in every state lasts longer:
-    brax's hopper 504, with one by state 414. Of many at once it disturbs too much: HalfCheetah-v5 1,963 with 0.69,
-    2,823 with 0.4. Observations of few numbers stay in their own units, because dividing by a small
-    deviation makes small numbers dominate: Hopper-v5 459, in its own units 1,486. If bounds declare that one of them is
-    always small, they are normalized: MountainCarContinuous-v0's velocity is within 0.07, and in their own units no
-    seed reached the goal; normalized, two of three did (94). Many numbers are normalized: HalfCheetah-v5 704 without.
+    Of few numbers, a deviation of 1 tries all of their range, and one that is the same in every
+    state lasts longer: brax's hopper 504, with one by state 414. Of many at once it disturbs too
+    much: HalfCheetah-v5 1,963 with 0.69, 2,823 with 0.4. Observations of few numbers stay in their
+    own units, because dividing by a small deviation makes small numbers dominate: Hopper-v5 459, in
+    its own units 1,486. If bounds declare that one of them is always small, they are normalized:
+    MountainCarContinuous-v0's velocity is within 0.07, and in their own units no seed reached the
+    goal; normalized, two of three did (94). Many numbers are normalized: HalfCheetah-v5 704
+    without.
     """
     numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(spec.obs) if not is_image(leaf))
     parts = [] if spec.obs_space is None else spaces.parts_of(spec.obs_space)
     small = any(part.space.get("half_range", math.inf) < SMALL_RANGE for part in parts)
     scales = {"normalize_observations": False} if 0 < numbers <= FEW_NUMBERS and not small else {}
     few = action.low.size <= FEW_ACTIONS
-    return ({"initial_deviation": 1.0, "free_deviation": True} if few else {"initial_deviation": 0.4}) | scales
+    return (
+        {"initial_deviation": 1.0, "free_deviation": True} if few else {"initial_deviation": 0.4}
+    ) | scales

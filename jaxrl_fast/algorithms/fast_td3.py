@@ -1,8 +1,10 @@
-"""FastTD3: TD3 for many environments, with large batches and values as distributions (arXiv 2505.22642).
+"""FastTD3: TD3 for many environments, with large batches and values as distributions (arXiv
+2505.22642).
 
-Each environment draws its exploration noise anew from a range, critics learn distributions of returns by cross-entropy,
-and a tick makes few updates of large batches. Published sizes are for a GPU: 1,024 environments, batches of 32,768,
-critics of (1024, 512, 256) and a policy of (512, 256, 128) units.
+Each environment draws its exploration noise anew from a range, critics learn distributions of
+returns by cross-entropy, and a tick makes few updates of large batches. Published sizes are for a
+GPU: 1,024 environments, batches of 32,768, critics of (1024, 512, 256) and a policy of (512, 256,
+128) units.
 """
 
 from collections.abc import Callable
@@ -51,7 +53,8 @@ class FastTd3Hyper(NamedTuple):
         learning_rate: Learning rate.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks, 0 to 1.
-        noise_min: Smallest standard deviation of an environment's noise in training, in half ranges.
+        noise_min: Smallest standard deviation of an environment's noise in training, in half
+            ranges.
         noise_max: Largest standard deviation of an environment's noise.
         target_noise: Standard deviation of the noise on the target's actions.
         target_noise_clip: Bound of that noise.
@@ -115,7 +118,8 @@ def fast_td3(
         learning_rate: Learning rate.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks, 0 to 1.
-        noise_min: Smallest standard deviation of an environment's noise in training, in half ranges.
+        noise_min: Smallest standard deviation of an environment's noise in training, in half
+            ranges.
         noise_max: Largest standard deviation of an environment's noise.
         target_noise: Standard deviation of the noise on the target's actions.
         target_noise_clip: Bound of that noise.
@@ -130,18 +134,22 @@ def fast_td3(
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
         batch_size: Transitions in a minibatch.
         buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
+        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
+            of a short run.
         warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
-        normalize_rewards: Whether to scale rewards so that returns are within the atoms; published: no.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
+        normalize_rewards: Whether to scale rewards so that returns are within the atoms; published:
+            no.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critics read; empty for all.
         activation: Activation of the hidden layers.
         critic_layer_norm: Whether to normalize the critics' hidden layers.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: As in `td3`.
         precision: "f32", or "bf16" for dense layers and convolutions.
@@ -149,11 +157,26 @@ def fast_td3(
     Returns:
         The algorithm.
     """
-    rates = learning_rate, discount, tau, noise_min, noise_max, target_noise, target_noise_clip, max_grad_norm
+    rates = (
+        learning_rate,
+        discount,
+        tau,
+        noise_min,
+        noise_max,
+        target_noise,
+        target_noise_clip,
+        max_grad_norm,
+    )
     hyper = FastTd3Hyper(*rates, reward_scale, weight_decay)
-    options: dict[str, Any] = dict(activation=activation, network=network, cnn=cnn, precision=precision)
-    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden), optimizer=optimizer)
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), num_atoms=num_atoms)
+    options: dict[str, Any] = dict(
+        activation=activation, network=network, cnn=cnn, precision=precision
+    )
+    options |= dict(
+        policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden), optimizer=optimizer
+    )
+    options |= dict(
+        policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), num_atoms=num_atoms
+    )
     options |= dict(critic_layer_norm=critic_layer_norm, value_min=value_min, value_max=value_max)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
@@ -162,10 +185,18 @@ def fast_td3(
         check_optimizer(optimizer, weight_decay)
         require_positive(policy_delay=policy_delay)
         updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step, warmup_actions=warmup_actions)
-        head = make_value_head("categorical", num_atoms, (value_min, value_max), losses.squared_error)
-        shapes: dict[str, Any] = dict(policy_size=box.low.size, q_size=num_atoms, action_shape=(box.low.size,))
-        policy, q = policy_and_critics(spec.obs, {**options, "memory": "gru", "recurrent_size": 0}, **shapes)
+        data = Replay(
+            buffer_size, batch_size, updates, warmup, n_step, warmup_actions=warmup_actions
+        )
+        head = make_value_head(
+            "categorical", num_atoms, (value_min, value_max), losses.squared_error
+        )
+        shapes: dict[str, Any] = dict(
+            policy_size=box.low.size, q_size=num_atoms, action_shape=(box.low.size,)
+        )
+        policy, q = policy_and_critics(
+            spec.obs, {**options, "memory": "gru", "recurrent_size": 0}, **shapes
+        )
         return Agent(
             parts={
                 "critic": critic_part(box, policy, q, head, data, optimizer),
@@ -193,7 +224,9 @@ def mixed_noise(box: Box) -> Callable[..., tuple]:
         The `Decide` function.
     """
 
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    def decide(
+        outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple:
         unit = unit_policy(outputs["actor"])
         if explore:
             deviation_key, key = jax.random.split(key)
@@ -205,7 +238,9 @@ def mixed_noise(box: Box) -> Callable[..., tuple]:
     return decide
 
 
-def critic_part(box: Box, policy: Network, q: Network, head: ValueHead, data: Replay, optimizer: OptimizerName) -> Part:
+def critic_part(
+    box: Box, policy: Network, q: Network, head: ValueHead, data: Replay, optimizer: OptimizerName
+) -> Part:
     """Build the critics' part: cross-entropy with the target of the critic with the lower value.
 
     Args:
@@ -225,13 +260,19 @@ def critic_part(box: Box, policy: Network, q: Network, head: ValueHead, data: Re
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Any
     ) -> GradientResult:
-        action = unit_policy(over_successors(data, policy, peers["actor"].params["policy"], batch, "actor"))
+        action = unit_policy(
+            over_successors(data, policy, peers["actor"].params["policy"], batch, "actor")
+        )
         noise = hyper.target_noise * jax.random.normal(key, action.shape)
-        action = jnp.clip(action + jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip), -1.0, 1.0)
+        action = jnp.clip(
+            action + jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip), -1.0, 1.0
+        )
         lower = lower_of(over_successors(data, q, own.target["q"], batch, "critic", action), head)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            outputs = over_replay(data, q, params, batch, "critic", distributions.to_unit(box, batch.action))
+            outputs = over_replay(
+                data, q, params, batch, "critic", distributions.to_unit(box, batch.action)
+            )
             each = jax.vmap(jax.vmap(jax.vmap(head.loss)), (0, None, None, None))
             loss = 2.0 * jnp.mean(each(outputs, batch.reward, batch.bootstrap, lower)[0])
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(head.expected(outputs))}
@@ -239,7 +280,9 @@ def critic_part(box: Box, policy: Network, q: Network, head: ValueHead, data: Re
         grads, metrics = gradients_of(loss_fn, own.params["q"])
         return GradientResult({"q": grads}, metrics)
 
-    return Part({"q": q}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",), targets=("q",))
+    return Part(
+        {"q": q}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",), targets=("q",)
+    )
 
 
 def actor_part(
@@ -264,11 +307,19 @@ def actor_part(
     ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             action = unit_policy(over_replay(data, policy, params, batch, "actor"))
-            outputs = over_replay(data, q, peers["critic"].params["q"], batch, "critic", action, learning=False)
+            outputs = over_replay(
+                data, q, peers["critic"].params["q"], batch, "critic", action, learning=False
+            )
             loss = -jnp.mean(jnp.min(head.expected(outputs), axis=0))
             return loss, {"policy_loss": loss}
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
         return GradientResult({"policy": grads}, metrics)
 
-    return Part({"policy": policy}, gradients, {"policy": make_optimizer(optimizer)}, reads=("critic",), every=delay)
+    return Part(
+        {"policy": policy},
+        gradients,
+        {"policy": make_optimizer(optimizer)},
+        reads=("critic",),
+        every=delay,
+    )

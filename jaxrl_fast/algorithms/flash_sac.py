@@ -1,8 +1,10 @@
-"""FlashSAC, for continuous actions: SAC with bounded networks, for few and large updates (arXiv 2604.04539).
+"""FlashSAC, for continuous actions: SAC with bounded networks, for few and large updates (arXiv
+2604.04539).
 
-Two parts, as in SAC: the critic (two networks of distributions of returns, and their target networks) and the actor
-(the policy, at every second update, and the temperature). Networks are residual, with batch norms and weights of unit
-norm. Rewards are normalized so that returns are within the range of the critic's atoms.
+Two parts, as in SAC: the critic (two networks of distributions of returns, and their target
+networks) and the actor (the policy, at every second update, and the temperature). Networks are
+residual, with batch norms and weights of unit norm. Rewards are normalized so that returns are
+within the range of the critic's atoms.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -34,7 +36,14 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import ValueHead, categorical_head
 from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, make_network
 from jaxrl_fast.numerics import distributions
-from jaxrl_fast.numerics.optimizers import ABOVE_0, AnyRate, Rate0, Rate01, checks_numbers, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    ABOVE_0,
+    AnyRate,
+    Rate0,
+    Rate01,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class FlashSacHyper(NamedTuple):
@@ -45,8 +54,8 @@ class FlashSacHyper(NamedTuple):
         temperature_learning_rate: Learning rate of the temperature's logarithm.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal noise with a
-            deviation of 0.15.
+        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal
+            noise with a deviation of 0.15.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards, before they are normalized.
     """
@@ -91,31 +100,33 @@ def flash_sac(
 ) -> Algorithm:
     """Build FlashSAC.
 
-    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
-    ``warmup_steps`` steps are in the buffer. The default widths are for two CPU cores. Rewards are divided so that no
-    discounted return so far is larger than ``max_return``.
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
+    updates once ``warmup_steps`` steps are in the buffer. The default widths are for two CPU cores.
+    Rewards are divided so that no discounted return so far is larger than ``max_return``.
 
     Args:
         learning_rate: Learning rate of all networks.
         temperature_learning_rate: Learning rate of the temperature's logarithm.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal noise with a
-            deviation of 0.15.
+        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal
+            noise with a deviation of 0.15.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards, before they are normalized.
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
         batch_size: Transitions in a minibatch.
         buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
+        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
+            of a short run.
         warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
         policy_delay: Updates between two steps of the actor.
         max_repeats: Most steps for which exploration repeats its noise.
         num_atoms: Atoms of the critics, from ``-max_return`` to ``max_return``.
         max_return: Bound of discounted returns of normalized rewards, and of the critic's atoms.
-        policy_hidden: Width of each residual block of the policy (published: 128, with batches of 512 to 2,048).
+        policy_hidden: Width of each residual block of the policy (published: 128, with batches of
+            512 to 2,048).
         critic_hidden: Width of each residual block of the critics (published: 256).
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
@@ -128,7 +139,9 @@ def flash_sac(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
     hyper = FlashSacHyper(*rates, max_grad_norm, reward_scale)
-    options: dict[str, Any] = dict(cnn=cnn, precision=precision, num_atoms=num_atoms, max_return=max_return)
+    options: dict[str, Any] = dict(
+        cnn=cnn, precision=precision, num_atoms=num_atoms, max_return=max_return
+    )
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
@@ -137,14 +150,18 @@ def flash_sac(
         box = require_actions("flash_sac", spec, (Box,), "dqn")
         require_positive(policy_delay=policy_delay, max_repeats=max_repeats)
         if num_atoms < 2 or not max_return > 0.0:
-            raise ValueError(f"num_atoms={num_atoms} and max_return={max_return}: write such as 101 and 5.0")
+            raise ValueError(
+                f"num_atoms={num_atoms} and max_return={max_return}: write such as 101 and 5.0"
+            )
         updates, warmup = sizes(num_envs).values()
         data = Replay(buffer_size, batch_size, updates, warmup, n_step)
         data = data._replace(warmup_actions=warmup_actions)
         shared: dict[str, Any] = dict(network="residual", cnn=cnn, precision=precision)
         size = distributions.num_outputs(box)
         policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **shared)
-        own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, action_shape=(box.low.size,))
+        own: dict[str, Any] = dict(
+            hidden=critic_hidden, keys=critic_keys, action_shape=(box.low.size,)
+        )
         q = ensemble(make_network(spec.obs, num_atoms, **own, **shared), 2)
         head = categorical_head(num_atoms, (-max_return, max_return))
         decide, init_decide = repeated_noise_action(box, max_repeats)
@@ -152,7 +169,9 @@ def flash_sac(
         return Agent(
             parts={
                 "critic": critic_part(box, policy, q, head),
-                "actor": actor_part(box, {"policy": policy, "temperature": temperature}, q, head, policy_delay),
+                "actor": actor_part(
+                    box, {"policy": policy, "temperature": temperature}, q, head, policy_delay
+                ),
             },
             data=data,
             acts={"actor": "policy"},
@@ -183,10 +202,16 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
+        own: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: FlashSacHyper,
     ) -> GradientResult:
         actor = peers["actor"].params
-        outputs, _ = policy.apply(actor["policy"], (), batch.next_obs, jnp.zeros(batch.reward.shape, bool))
+        outputs, _ = policy.apply(
+            actor["policy"], (), batch.next_obs, jnp.zeros(batch.reward.shape, bool)
+        )
         dist = distributions.tanh_normal(outputs)
         raw = distributions.sample(dist, key)
         price = jnp.exp(actor["temperature"]) * distributions.log_prob(dist, raw)
@@ -199,7 +224,9 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs = q_networks.in_loss(params, (), obs, first, action)[0][:, : len(batch.reward)]
             over_batch = jax.vmap(jax.vmap(head.loss))
-            found, _ = jax.vmap(over_batch, (0, None, None, None))(outputs, soft_reward, batch.bootstrap, lower)
+            found, _ = jax.vmap(over_batch, (0, None, None, None))(
+                outputs, soft_reward, batch.bootstrap, lower
+            )
             loss, q_mean = jnp.mean(found), jnp.mean(head.expected(outputs))
             return loss, {"critic_loss": loss, "q_mean": q_mean}
 
@@ -210,8 +237,11 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
     return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",))
 
 
-def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head: ValueHead, policy_delay: int) -> Part:
-    """Build the part of the policy, which maximizes the lower critic's value plus entropy, and of the temperature.
+def actor_part(
+    box: Box, networks: dict[str, Network], q_networks: Network, head: ValueHead, policy_delay: int
+) -> Part:
+    """Build the part of the policy, which maximizes the lower critic's value plus entropy, and of
+    the temperature.
 
     Args:
         box: Action space.
@@ -225,7 +255,11 @@ def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
+        own: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: FlashSacHyper,
     ) -> GradientResult:
         log_temperature, critic = own.params["temperature"], peers["critic"].params["q"]
         obs, first = both_steps(batch)
@@ -237,7 +271,9 @@ def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head
             raw = distributions.sample(dist, key)
             log_prob = distributions.log_prob(dist, raw)
             outputs, _ = q_networks.apply(critic, (), batch.obs, first[:steps], jnp.tanh(raw))
-            loss = jnp.mean(jnp.exp(log_temperature) * log_prob - jnp.min(head.expected(outputs), axis=0))
+            loss = jnp.mean(
+                jnp.exp(log_temperature) * log_prob - jnp.min(head.expected(outputs), axis=0)
+            )
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob)}
 
         policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])

@@ -1,8 +1,8 @@
 """Importance-weighted actor-learner, for any actions (IMPALA, arXiv 1802.01561).
 
-It is an actor-critic whose steps may come from a policy that is some updates old. Without this delay (``overlap=none``)
-it is A2C (arXiv 1602.01783). Policy and value are two heads of one network. Every update computes V-trace with the
-newest params.
+It is an actor-critic whose steps may come from a policy that is some updates old. Without this
+delay (``overlap=none``) it is A2C (arXiv 1602.01783). Policy and value are two heads of one
+network. Every update computes V-trace with the newest params.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,14 @@ from jaxrl_fast.networks.network import (
     make_network,
 )
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class ImpalaHyper(NamedTuple):
@@ -102,7 +109,8 @@ def impala(
 ) -> Algorithm:
     """Build IMPALA.
 
-    A tick samples ``rollout_length`` steps in every environment and uses them once, in ``num_minibatches`` updates.
+    A tick samples ``rollout_length`` steps in every environment and uses them once, in
+    ``num_minibatches`` updates.
 
     Args:
         learning_rate: Learning rate of all networks.
@@ -116,20 +124,23 @@ def impala(
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
         rollout_length: Steps of each environment in a tick.
-        num_minibatches: Updates in a tick, of whole rollouts; None for minibatches of at least 640 steps.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        num_minibatches: Updates in a tick, of whole rollouts; None for minibatches of at least 640
+            steps.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         hidden: Sizes of the hidden layers.
         keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         value_loss: ``(value, target) -> loss``, on scalars.
 
@@ -137,11 +148,22 @@ def impala(
         The algorithm.
     """
     given = locals()
-    rates = learning_rate, discount, trace_lambda, clip_rho, clip_c, value_coef, entropy_coef, max_grad_norm
+    rates = (
+        learning_rate,
+        discount,
+        trace_lambda,
+        clip_rho,
+        clip_c,
+        value_coef,
+        entropy_coef,
+        max_grad_norm,
+    )
     hyper = ImpalaHyper(*rates, reward_scale, weight_decay)
     shared: dict[str, Any] = {name: given[name] for name in SHARED}
     options = shared | dict(hidden=tuple(hidden), keys=tuple(keys), optimizer=optimizer)
-    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=640, least=1, whole_rollouts=True)
+    sizes = on_policy_sizes(
+        rollout_length, num_minibatches, steps=640, least=1, whole_rollouts=True
+    )
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("impala", spec, (Discrete, MultiDiscrete, Box), "sac")
@@ -151,7 +173,11 @@ def impala(
         network = make_network(spec.obs, heads, hidden=hidden, keys=keys, **shared)
         return Agent(
             parts={"agent": agent_part(space, network, value_loss, optimizer)},
-            data=OnPolicy(num_epochs=1, num_minibatches=sized["num_minibatches"], sequence_length=rollout_length),
+            data=OnPolicy(
+                num_epochs=1,
+                num_minibatches=sized["num_minibatches"],
+                sequence_length=rollout_length,
+            ),
             acts={"agent": "network"},
             decide=sample_action(space, remember=True, outputs_of=policy_outputs),
             outputs_of=policy_outputs,
@@ -175,8 +201,11 @@ def policy_outputs(outputs: dict[str, Any]) -> jax.Array:
     return outputs["agent"]["policy"]
 
 
-def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:
-    """Build the network's part: policy gradient with V-trace advantages, V-trace regression, and an entropy bonus.
+def agent_part(
+    space: Actions, network: Network, value_loss: Callable, optimizer: OptimizerName
+) -> Part:
+    """Build the network's part: policy gradient with V-trace advantages, V-trace regression, and an
+    entropy bonus.
 
     Args:
         space: Action space.
@@ -198,7 +227,9 @@ def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer
             dist, value = policy_of(space, outputs["policy"], batch.obs), outputs["value"][..., 0]
             log_prob = distributions.log_prob(dist, batch.extras["raw_action"])
             ratio = losses.ratio_of(jax.lax.stop_gradient(log_prob) - batch.extras["log_prob"])
-            target, advantage = traces(jax.lax.stop_gradient((params, value, memories)), ratio, batch, hyper)
+            target, advantage = traces(
+                jax.lax.stop_gradient((params, value, memories)), ratio, batch, hyper
+            )
             policy_loss = -jnp.mean(log_prob * advantage)
             regression = jnp.mean(elementwise(value_loss, value, target))
             entropy = jnp.mean(distributions.entropy(dist, key))
@@ -209,13 +240,19 @@ def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer
                 "ratio_mean": jnp.mean(ratio),
                 "ratio_deviation": jnp.std(ratio),
             }
-            return policy_loss + hyper.value_coef * regression - hyper.entropy_coef * entropy, metrics
+            return (
+                policy_loss + hyper.value_coef * regression - hyper.entropy_coef * entropy,
+                metrics,
+            )
 
         grads, metrics = gradients_of(loss_fn, own.params["network"])
         return GradientResult({"network": grads}, metrics)
 
     def traces(
-        seen: tuple[PyTree, jax.Array, PyTree], ratio: jax.Array, batch: OnPolicyBatch, hyper: ImpalaHyper
+        seen: tuple[PyTree, jax.Array, PyTree],
+        ratio: jax.Array,
+        batch: OnPolicyBatch,
+        hyper: ImpalaHyper,
     ) -> tuple[jax.Array, jax.Array]:
         (params, value, memories), steps = seen, batch.transition
         following = after_rollout(network, params, batch, "agent", memories, steps.next_obs)

@@ -63,31 +63,33 @@ def ippo(
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick; None for a length that depends on ``num_envs``
-            (`default_rollout`).
+        rollout_length: Steps of each environment in a tick; None for a length that depends on
+            ``num_envs`` (`default_rollout`).
         num_epochs: Passes over a rollout.
-        num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
-            (`on_policy_sizes`).
+        num_minibatches: Minibatches in an epoch; None for a power of two that depends on
+            ``num_envs`` (`on_policy_sizes`).
         normalize_observations: Whether to normalize observations.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         normalize_advantages: Whether to normalize advantages in each minibatch.
-        normalize_values: Whether the critic learns targets that are scaled by their running mean and deviation.
-        share_parameters: Whether agents share networks, which read the agent's number, or have separate networks and
-            optimizers.
+        normalize_values: Whether the critic learns targets that are scaled by their running mean
+            and deviation.
+        share_parameters: Whether agents share networks, which read the agent's number, or have
+            separate networks and optimizers.
         policy_hidden: Sizes of the policy's hidden layers.
         value_hidden: Sizes of the value network's hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
             With it, minibatches are whole sequences.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
         value_loss: ``(value, target) -> loss``, on scalars.

@@ -1,8 +1,8 @@
 """Implicit Q-learning from recorded steps, for continuous actions (IQL, arXiv 2110.06169).
 
-No loss evaluates an action that is not in the data: a value network learns an upper expectile of the Q-values of the
-recorded actions, Q-networks bootstrap from that value, and the policy imitates recorded actions with weights that grow
-with their advantage.
+No loss evaluates an action that is not in the data: a value network learns an upper expectile of
+the Q-values of the recorded actions, Q-networks bootstrap from that value, and the policy imitates
+recorded actions with weights that grow with their advantage.
 """
 
 import math
@@ -32,7 +32,14 @@ from jaxrl_fast.learning.critics import policy_and_critics, regression
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.distributions import Normal
-from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 MAX_WEIGHT = 100.0
 """Largest weight of a recorded action, as published."""
@@ -48,8 +55,10 @@ class IqlHyper(NamedTuple):
         actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
         discount: Discount factor γ per step.
         tau: Weight of the new params in the target Q-networks, 0 to 1.
-        expectile: Expectile of the Q-values that the value network learns, 0.5 (mean) to 1 (maximum).
-        advantage_scale: Factor of the advantage in the exponent of a recorded action's weight; β in the paper.
+        expectile: Expectile of the Q-values that the value network learns, 0.5 (mean) to 1
+            (maximum).
+        advantage_scale: Factor of the advantage in the exponent of a recorded action's weight; β in
+            the paper.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -104,8 +113,10 @@ def iql(
         actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
         discount: Discount factor γ per step.
         tau: Weight of the new params in the target Q-networks, 0 to 1.
-        expectile: Expectile of the Q-values that the value network learns, 0.5 (mean) to 1 (maximum).
-        advantage_scale: Factor of the advantage in the exponent of a recorded action's weight; β in the paper.
+        expectile: Expectile of the Q-values that the value network learns, 0.5 (mean) to 1
+            (maximum).
+        advantage_scale: Factor of the advantage in the exponent of a recorded action's weight; β in
+            the paper.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards, which scales advantages, too.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -113,9 +124,11 @@ def iql(
         updates_per_tick: Gradient updates in a tick; None for one per step, at most 64.
         batch_size: Transitions in a minibatch.
         buffer_size: Capacity of the replay buffer of sampled steps.
-        warmup_steps: Steps before the first update, without data; None for 5,000, or a 20th of a short run.
+        warmup_steps: Steps before the first update, without data; None for 5,000, or a 20th of a
+            short run.
         n_step: Steps whose rewards are summed before bootstrapping.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the hidden layers of critics and value network.
         policy_dropout: Share of the outputs of the policy's hidden layers that an update sets to 0.
@@ -123,10 +136,11 @@ def iql(
         critic_keys: Entries of a dictionary observation that the critics read; empty for all.
         activation: Activation of the hidden layers.
         critic_layer_norm: Whether to normalize the critics' hidden layers.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
 
     Returns:
@@ -134,9 +148,17 @@ def iql(
     """
     rates = learning_rate, actor_learning_rate_ratio, discount, tau, expectile, advantage_scale
     hyper = IqlHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(activation=activation, network=network, cnn=cnn, precision=precision)
-    options: dict[str, Any] = dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden), **shared)
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), policy_dropout=policy_dropout)
+    shared: dict[str, Any] = dict(
+        activation=activation, network=network, cnn=cnn, precision=precision
+    )
+    options: dict[str, Any] = dict(
+        policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden), **shared
+    )
+    options |= dict(
+        policy_keys=tuple(policy_keys),
+        critic_keys=tuple(critic_keys),
+        policy_dropout=policy_dropout,
+    )
     options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
@@ -147,14 +169,22 @@ def iql(
         data = Replay(buffer_size, batch_size, updates, warmup, n_step)
         plain = {**options, "memory": "gru", "recurrent_size": 0}
         _, q = policy_and_critics(spec.obs, plain, policy_size=1, action_shape=(box.low.size,))
-        critic = dict(hidden=options["critic_hidden"], keys=options["critic_keys"], layer_norm=critic_layer_norm)
+        critic = dict(
+            hidden=options["critic_hidden"],
+            keys=options["critic_keys"],
+            layer_norm=critic_layer_norm,
+        )
         value = make_network(spec.obs, 1, **critic, **shared)
-        actor = dict(hidden=options["policy_hidden"], keys=options["policy_keys"], dropout=policy_dropout)
+        actor = dict(
+            hidden=options["policy_hidden"], keys=options["policy_keys"], dropout=policy_dropout
+        )
         policy = make_network(spec.obs, box.low.size, out_scale=0.01, **actor, **shared)
         return Agent(
             parts={
                 "critic": critic_part(box, q, value, data, optimizer),
-                "actor": actor_part(box, with_deviations(policy, box.low.size), q, value, data, optimizer),
+                "actor": actor_part(
+                    box, with_deviations(policy, box.low.size), q, value, data, optimizer
+                ),
             },
             data=data,
             acts={"actor": "policy"},
@@ -197,7 +227,9 @@ def bounded_normal(space: Actions, outputs: jax.Array, obs: PyTree = None) -> No
     return Normal(jnp.tanh(mean), jnp.exp(jnp.clip(log_deviation, *LOG_DEVIATIONS)))
 
 
-def critic_part(box: Box, q_networks: Network, value: Network, data: Replay, optimizer: OptimizerName) -> Part:
+def critic_part(
+    box: Box, q_networks: Network, value: Network, data: Replay, optimizer: OptimizerName
+) -> Part:
     """Build the part of the value network and the Q-networks.
 
     Args:
@@ -217,7 +249,9 @@ def critic_part(box: Box, q_networks: Network, value: Network, data: Replay, opt
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: IqlHyper
     ) -> GradientResult:
         action = distributions.to_unit(box, batch.action)
-        slow_q = jnp.min(over_replay(data, q_networks, own.target["q"], batch, "critic", action)[..., 0], axis=0)
+        slow_q = jnp.min(
+            over_replay(data, q_networks, own.target["q"], batch, "critic", action)[..., 0], axis=0
+        )
         next_value = over_successors(data, value, own.params["value"], batch, "critic")[..., 0]
         target = batch.reward + batch.bootstrap * next_value
 
@@ -255,7 +289,12 @@ def expectile_error(error: jax.Array, expectile: jax.Array | float) -> jax.Array
 
 
 def actor_part(
-    box: Box, policy: Network, q_networks: Network, value: Network, data: Replay, optimizer: OptimizerName
+    box: Box,
+    policy: Network,
+    q_networks: Network,
+    value: Network,
+    data: Replay,
+    optimizer: OptimizerName,
 ) -> Part:
     """Build the policy's part, which imitates recorded actions by the exponent of their advantage.
 
@@ -277,9 +316,15 @@ def actor_part(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: IqlHyper
     ) -> GradientResult:
         action, critic = distributions.to_unit(box, batch.action), peers["critic"]
-        q = over_replay(data, q_networks, critic.target["q"], batch, "critic", action, learning=False)[..., 0]
-        now = over_replay(data, value, critic.params["value"], batch, "critic", learning=False)[..., 0]
-        weight = jnp.exp(jnp.minimum(hyper.advantage_scale * (jnp.min(q, axis=0) - now), math.log(MAX_WEIGHT)))
+        q = over_replay(
+            data, q_networks, critic.target["q"], batch, "critic", action, learning=False
+        )[..., 0]
+        now = over_replay(data, value, critic.params["value"], batch, "critic", learning=False)[
+            ..., 0
+        ]
+        weight = jnp.exp(
+            jnp.minimum(hyper.advantage_scale * (jnp.min(q, axis=0) - now), math.log(MAX_WEIGHT))
+        )
         learning = policy.with_dropout(key) if policy.with_dropout else policy
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
@@ -290,5 +335,7 @@ def actor_part(
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
         return GradientResult({"policy": grads}, metrics)
 
-    own_rate = make_optimizer(optimizer, rate=lambda hyper: hyper.learning_rate * hyper.actor_learning_rate_ratio)
+    own_rate = make_optimizer(
+        optimizer, rate=lambda hyper: hyper.learning_rate * hyper.actor_learning_rate_ratio
+    )
     return Part({"policy": policy}, gradients, {"policy": own_rate}, reads=("critic",))

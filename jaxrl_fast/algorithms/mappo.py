@@ -12,7 +12,15 @@ from jaxrl_fast.algorithms.multi_agent import ppo_of_agents
 from jaxrl_fast.algorithms.ppo import first_output
 from jaxrl_fast.core import STATE, EnvSpec, PyTree
 from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
-from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import (
+    Activation,
+    Cnn,
+    MemoryKind,
+    Network,
+    Precision,
+    Torso,
+    make_network,
+)
 from jaxrl_fast.networks.per_agent import separate_networks
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
@@ -55,8 +63,8 @@ def mappo(
 ) -> Algorithm:
     """Build MAPPO.
 
-    The critic reads the global state, or all agents' observations if there is none. It has one value if agents share
-    their reward, else one for each agent.
+    The critic reads the global state, or all agents' observations if there is none. It has one
+    value if agents share their reward, else one for each agent.
 
     Args:
         learning_rate: Learning rate of the policy.
@@ -68,32 +76,34 @@ def mappo(
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick; None for a length that depends on ``num_envs``
-            (`default_rollout`).
+        rollout_length: Steps of each environment in a tick; None for a length that depends on
+            ``num_envs`` (`default_rollout`).
         num_epochs: Passes over a rollout.
-        num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
-            (`on_policy_sizes`).
+        num_minibatches: Minibatches in an epoch; None for a power of two that depends on
+            ``num_envs`` (`on_policy_sizes`).
         normalize_observations: Whether to normalize observations.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         normalize_advantages: Whether to normalize advantages in each minibatch.
-        normalize_values: Whether the critic learns targets that are scaled by their running mean and deviation.
-        share_parameters: Whether agents share networks (the policy reads the agent's number), or have separate networks
-            and optimizers.
+        normalize_values: Whether the critic learns targets that are scaled by their running mean
+            and deviation.
+        share_parameters: Whether agents share networks (the policy reads the agent's number), or
+            have separate networks and optimizers.
         policy_hidden: Sizes of the policy's hidden layers.
         value_hidden: Sizes of the value network's hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of the whole observation that the critic reads; empty for ``state``, or for all entries
-            without a state.
+        critic_keys: Entries of the whole observation that the critic reads; empty for ``state``, or
+            for all entries without a state.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
             With it, minibatches are whole sequences.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
         value_loss: ``(value, target) -> loss``, on scalars.
@@ -109,10 +119,20 @@ def mappo(
         size = spec.num_agents if share_parameters and not spec.shared_reward else 1
         keys = tuple(critic_keys) or ((STATE,) if has_state else ())
         how: dict[str, Any] = dict(
-            activation=activation, layer_norm=layer_norm, network=network, cnn=cnn, precision=precision
+            activation=activation,
+            layer_norm=layer_norm,
+            network=network,
+            cnn=cnn,
+            precision=precision,
         )
         value = make_network(
-            spec.obs, size, hidden=value_hidden, keys=keys, memory=memory, recurrent_size=recurrent_size, **how
+            spec.obs,
+            size,
+            hidden=value_hidden,
+            keys=keys,
+            memory=memory,
+            recurrent_size=recurrent_size,
+            **how,
         )
         if not share_parameters:
             return separate_networks(value, spec.num_agents, see_all=True), first_output

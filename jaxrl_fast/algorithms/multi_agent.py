@@ -1,7 +1,8 @@
-"""Code that algorithms for several agents share: it extends an algorithm for one agent to all agents.
+"""Code that algorithms for several agents share: it extends an algorithm for one agent to all
+agents.
 
-Agents share a network, which reads their number, or have separate networks (`networks.per_agent`). If agents can be
-out, losses exclude the steps that they do not take.
+Agents share a network, which reads their number, or have separate networks (`networks.per_agent`).
+If agents can be out, losses exclude the steps that they do not take.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,16 @@ import optax
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.algorithms.ppo_options import with_normalized_values
 from jaxrl_fast.core import OUT, EnvSpec, PyTree, Transition
-from jaxrl_fast.learning.algorithm import Agent, Algorithm, MakeTargets, OnPolicy, OnPolicyBatch, Part, ValueOf, Values
+from jaxrl_fast.learning.algorithm import (
+    Agent,
+    Algorithm,
+    MakeTargets,
+    OnPolicy,
+    OnPolicyBatch,
+    Part,
+    ValueOf,
+    Values,
+)
 from jaxrl_fast.networks.network import Network
 from jaxrl_fast.networks.per_agent import NUMBER, obs_of_one, separate_networks, shared_network
 from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
@@ -22,7 +32,9 @@ from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
 TAKES_PART = "takes_part"
 """Target that marks which agents take part in a step, bool ``[T, E, A]``."""
 MakeCritic = Callable[[EnvSpec, Network], tuple[Network, ValueOf]]
-"""(environment, critic of one agent) -> critic of all agents, and the function that reads its values."""
+"""(environment, critic of one agent) -> critic of all agents, and the function that reads its
+values.
+"""
 
 
 def spec_of_one(spec: EnvSpec, *, shared: bool) -> EnvSpec:
@@ -65,7 +77,9 @@ def network_of_all(one: Network, spec: EnvSpec, *, shared: bool) -> Network:
         A network over the agents' axis.
     """
     assert spec.num_agents is not None
-    return shared_network(one, spec.num_agents) if shared else separate_networks(one, spec.num_agents)
+    return (
+        shared_network(one, spec.num_agents) if shared else separate_networks(one, spec.num_agents)
+    )
 
 
 def with_own_optimizers(part: Part) -> Part:
@@ -78,7 +92,10 @@ def with_own_optimizers(part: Part) -> Part:
         The part, with optimizers mapped over agents.
     """
     separate = {name for name, network in part.networks.items() if network.separate}
-    each = {name: _each_agent(make) if name in separate else make for name, make in part.optimizers.items()}
+    each = {
+        name: _each_agent(make) if name in separate else make
+        for name, make in part.optimizers.items()
+    }
     return part._replace(optimizers=each)
 
 
@@ -164,7 +181,9 @@ def ppo_of_agents(
         critic = ppo.critic_part(value, given["value_loss"], optimizer, value_of, valued)
         loss = ppo.surrogate_loss(spec.action, given["policy_loss"], normalize, acting)
         parts = {
-            "critic": with_normalized_values(critic, valued) if given["normalize_values"] else critic,
+            "critic": with_normalized_values(critic, valued)
+            if given["normalize_values"]
+            else critic,
             "actor": ppo.part_of("actor", "policy", policy, loss, make_optimizer(optimizer)),
         }
         return one._replace(
@@ -180,7 +199,8 @@ def ppo_of_agents(
 def targets_of_agents(spec: EnvSpec) -> MakeTargets:
     """Return the function that computes PPO's targets for each agent.
 
-    If agents have separate rewards, an agent's return stops when it is out. A shared reward continues.
+    If agents have separate rewards, an agent's return stops when it is out. A shared reward
+    continues.
 
     Args:
         spec: Environment of several agents.
@@ -199,12 +219,16 @@ def targets_of_agents(spec: EnvSpec) -> MakeTargets:
         gone = None if spec.shared_reward else out_of(rollout.next_obs)
         terminated = rollout.terminated if gone is None else rollout.terminated[..., None] | gone
         steps = rollout._replace(
-            reward=flat(rollout.reward), terminated=flat(terminated), truncated=flat(rollout.truncated)
+            reward=flat(rollout.reward),
+            terminated=flat(terminated),
+            truncated=flat(rollout.truncated),
         )
         found = ppo.targets(Values(flat(values.now), flat(values.next)), steps, hyper)
         found = {name: x.reshape(shape) for name, x in found.items()}
         if len(shape) == 2:
-            found["advantage"] = jnp.broadcast_to(found["advantage"][..., None], (*shape, spec.num_agents))
+            found["advantage"] = jnp.broadcast_to(
+                found["advantage"][..., None], (*shape, spec.num_agents)
+            )
         out = out_of(rollout.obs)
         return found if out is None else found | {TAKES_PART: ~out}
 

@@ -1,4 +1,6 @@
-"""Options of PPO that are off by default: other losses and optimizers, and wrappers of its networks and parts."""
+"""Options of PPO that are off by default: other losses and optimizers, and wrappers of its networks
+and parts.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,27 +12,40 @@ import optax
 
 from jaxrl_fast.core import Actions, Metrics, PyTree
 from jaxrl_fast.learning.acting import MakePolicy, sample_action
-from jaxrl_fast.learning.algorithm import Agent, GradientResult, Learned, OnPolicy, OnPolicyBatch, Part, elementwise
+from jaxrl_fast.learning.algorithm import (
+    Agent,
+    GradientResult,
+    Learned,
+    OnPolicy,
+    OnPolicyBatch,
+    Part,
+    elementwise,
+)
 from jaxrl_fast.networks.network import STATISTICS, Network, over
 from jaxrl_fast.numerics.optimizers import MakeOptimizer, NamedOptimizer
 
 PartLoss = Callable[[PyTree, OnPolicyBatch, jax.Array, Any], tuple[jax.Array, Metrics]]
 """(outputs of a network ``[L, B, out]``, their batch, key, hyper) -> scalar loss and metrics."""
 VALUE_UPDATES, SMALLEST = 1e5, 1e-6
-"""Updates over which `with_normalized_values` averages, as published (0.99999), and the smallest variance."""
+"""Updates over which `with_normalized_values` averages, as published (0.99999), and the smallest
+variance.
+"""
 
 
 KL = "approx_kl"
-"""Metric of a policy's part that `by_divergence` reads: its divergence from the policy that acted, in nats."""
+"""Metric of a policy's part that `by_divergence` reads: its divergence from the policy that acted,
+in nats.
+"""
 RATES, RATE_STEP, RATE_BAND = (1e-5, 1e-2), 1.5, 2.0
 
 
 def by_divergence(make: NamedOptimizer, *, stop: bool, adapt: bool) -> MakeOptimizer:
     """Return a factory of an optimizer of a policy that stays near the policy that acted.
 
-    With ``stop``, a minibatch on which the divergence is above ``hyper.max_kl`` changes nothing (all later minibatches
-    of the tick are then alike). With ``adapt``, each minibatch whose divergence is above twice ``hyper.desired_kl``
-    divides the learning rate by 1.5, and each below half of it multiplies the rate, within `RATES`.
+    With ``stop``, a minibatch on which the divergence is above ``hyper.max_kl`` changes nothing
+    (all later minibatches of the tick are then alike). With ``adapt``, each minibatch whose
+    divergence is above twice ``hyper.desired_kl`` divides the learning rate by 1.5, and each below
+    half of it multiplies the rate, within `RATES`.
 
     Args:
         make: Factory of the optimizer.
@@ -40,7 +55,8 @@ def by_divergence(make: NamedOptimizer, *, stop: bool, adapt: bool) -> MakeOptim
     Returns:
         The factory.
 
-    Source: Rudin et al. (2021), arXiv 2109.11978, and its code (github.com/leggedrobotics/rsl_rl), for the rate.
+    Source: Rudin et al. (2021), arXiv 2109.11978, and its code (github.com/leggedrobotics/rsl_rl),
+    for the rate.
     """
 
     def build(hyper: Any) -> optax.GradientTransformationExtraArgs:
@@ -50,11 +66,15 @@ def by_divergence(make: NamedOptimizer, *, stop: bool, adapt: bool) -> MakeOptim
         def init(params: PyTree) -> tuple[PyTree, jax.Array]:
             return inner.init(params), jnp.zeros(())
 
-        def update(grads: PyTree, state: PyTree, params: PyTree = None, *, metrics: Mapping[str, Any]) -> tuple:
+        def update(
+            grads: PyTree, state: PyTree, params: PyTree = None, *, metrics: Mapping[str, Any]
+        ) -> tuple:
             divergence, factor = metrics[KL], state[1]
             if adapt:
                 near = jnp.where(divergence < hyper.desired_kl / RATE_BAND, 1.0, 0.0)
-                step = jnp.where(divergence > hyper.desired_kl * RATE_BAND, -1.0, near) * math.log(RATE_STEP)
+                step = jnp.where(divergence > hyper.desired_kl * RATE_BAND, -1.0, near) * math.log(
+                    RATE_STEP
+                )
                 factor = jnp.clip(factor + step, *(jnp.log(bound / rate) for bound in RATES))
             change, after = inner.update(grads, state[0], params)
             change = jax.tree.map(lambda x: x * jnp.exp(factor), change) if adapt else change
@@ -62,7 +82,10 @@ def by_divergence(make: NamedOptimizer, *, stop: bool, adapt: bool) -> MakeOptim
                 return change, (after, factor)
             keep = divergence <= hyper.max_kl
             change = jax.tree.map(lambda x: jnp.where(keep, x, jnp.zeros_like(x)), change)
-            return change, (jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, state[0]), factor)
+            return change, (
+                jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, state[0]),
+                factor,
+            )
 
         return optax.GradientTransformationExtraArgs(init, update)
 
@@ -70,7 +93,8 @@ def by_divergence(make: NamedOptimizer, *, stop: bool, adapt: bool) -> MakeOptim
 
 
 def clipped_errors(value_loss: Callable) -> PartLoss:
-    """Return the values' loss, which is not smaller beyond ``hyper.value_clip_range`` from a value at sampling time.
+    """Return the values' loss, which is not smaller beyond ``hyper.value_clip_range`` from a value
+    at sampling time.
 
     Args:
         value_loss: Loss of a value and its target.
@@ -81,11 +105,15 @@ def clipped_errors(value_loss: Callable) -> PartLoss:
     Source: Engstrom et al. (2020), section 3, arXiv 2005.12729.
     """
 
-    def loss_of(outputs: PyTree, batch: OnPolicyBatch, key: jax.Array, hyper: Any) -> tuple[jax.Array, Metrics]:
+    def loss_of(
+        outputs: PyTree, batch: OnPolicyBatch, key: jax.Array, hyper: Any
+    ) -> tuple[jax.Array, Metrics]:
         now, target = outputs[..., 0], batch.targets["value_target"]
         before = target - batch.targets["advantage"]
         clipped = before + jnp.clip(now - before, -hyper.value_clip_range, hyper.value_clip_range)
-        errors = jnp.maximum(elementwise(value_loss, now, target), elementwise(value_loss, clipped, target))
+        errors = jnp.maximum(
+            elementwise(value_loss, now, target), elementwise(value_loss, clipped, target)
+        )
         return jnp.mean(errors), {"value_loss": jnp.mean(errors)}
 
     return loss_of
@@ -102,7 +130,9 @@ def joint_loss(actor: PartLoss, critic: PartLoss) -> PartLoss:
         The sum.
     """
 
-    def loss_of(outputs: PyTree, batch: OnPolicyBatch, key: jax.Array, hyper: Any) -> tuple[jax.Array, Metrics]:
+    def loss_of(
+        outputs: PyTree, batch: OnPolicyBatch, key: jax.Array, hyper: Any
+    ) -> tuple[jax.Array, Metrics]:
         policy_loss, metrics = actor(outputs["policy"], batch, key, hyper)
         value_loss, more = critic(outputs["value"], batch, key, hyper)
         return policy_loss + hyper.critic_learning_rate_ratio * value_loss, metrics | more
@@ -123,8 +153,12 @@ def in_one_part(agent: Agent, part: Part, space: Actions, policy: MakePolicy) ->
         The agent.
     """
     assert isinstance(agent.data, OnPolicy)
-    data = agent.data._replace(critic="agent", network="network", value=lambda outputs, *_: outputs["value"][..., 0])
-    decide = sample_action(space, remember=True, outputs_of=lambda outputs: outputs["agent"]["policy"], policy=policy)
+    data = agent.data._replace(
+        critic="agent", network="network", value=lambda outputs, *_: outputs["value"][..., 0]
+    )
+    decide = sample_action(
+        space, remember=True, outputs_of=lambda outputs: outputs["agent"]["policy"], policy=policy
+    )
     return agent._replace(
         parts={"agent": part},
         data=data,
@@ -162,11 +196,14 @@ def with_free_outputs(network: Network, numbers: tuple[float, ...], head: str = 
     return over(network, run)._replace(init=init)
 
 
-def with_normalized_values(part: Part, mean: Callable[[jax.Array, OnPolicyBatch], jax.Array]) -> Part:
-    """Let a critic learn targets that are scaled by their running mean and deviation, of about `VALUE_UPDATES` updates.
+def with_normalized_values(
+    part: Part, mean: Callable[[jax.Array, OnPolicyBatch], jax.Array]
+) -> Part:
+    """Let a critic learn targets that are scaled by their running mean and deviation, of about
+    `VALUE_UPDATES` updates.
 
-    Its values are scaled back wherever they are used. Mean and variance are statistics in the network's params, as in
-    a batch norm, and updated with each minibatch before its loss.
+    Its values are scaled back wherever they are used. Mean and variance are statistics in the
+    network's params, as in a batch norm, and updated with each minibatch before its loss.
 
     Args:
         part: Part of a network ``value``.
@@ -175,30 +212,51 @@ def with_normalized_values(part: Part, mean: Callable[[jax.Array, OnPolicyBatch]
     Returns:
         The part.
 
-    Source: Yu et al. (2022), section 5.1, arXiv 2103.01955, with variances in place of mean squares.
+    Source: Yu et al. (2022), section 5.1, arXiv 2103.01955, with variances in place of mean
+    squares.
     """
     network = part.networks["value"]
 
     def init(key: jax.Array) -> PyTree:
         numbers = {"mean": 0.0, "variance": 1.0, "updates": 0.0}
         params = network.init(key)
-        return {**params, STATISTICS: {**params.get(STATISTICS, {}), **jax.tree.map(jnp.float32, numbers)}}
+        return {
+            **params,
+            STATISTICS: {**params.get(STATISTICS, {}), **jax.tree.map(jnp.float32, numbers)},
+        }
 
-    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None) -> tuple[Any, PyTree]:
+    def apply(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+    ) -> tuple[Any, PyTree]:
         outputs, memory = network.apply(params, memory, obs, first, action)
-        return outputs * jnp.sqrt(params[STATISTICS]["variance"]) + params[STATISTICS]["mean"], memory
+        return outputs * jnp.sqrt(params[STATISTICS]["variance"]) + params[STATISTICS][
+            "mean"
+        ], memory
 
-    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: Any) -> GradientResult:
+    def gradients(
+        own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: Any
+    ) -> GradientResult:
         old, target = own.params["value"][STATISTICS], batch.targets["value_target"]
         count = jnp.minimum(old["updates"] + 1.0, VALUE_UPDATES)
         found = mean(target, batch)
         change = found - old["mean"]
         spread = mean(jnp.square(target - found), batch) + jnp.square(change) * (1.0 - 1.0 / count)
         variance = old["variance"] + (spread - old["variance"]) / count
-        new = {"mean": old["mean"] + change / count, "variance": jnp.maximum(variance, SMALLEST), "updates": count}
+        new = {
+            "mean": old["mean"] + change / count,
+            "variance": jnp.maximum(variance, SMALLEST),
+            "updates": count,
+        }
         scale = jnp.sqrt(new["variance"])
-        scaled = {"value_target": (target - new["mean"]) / scale, "advantage": batch.targets["advantage"] / scale}
-        result = part.gradients(own, peers, batch._replace(targets=batch.targets | scaled), key, hyper)
+        scaled = {
+            "value_target": (target - new["mean"]) / scale,
+            "advantage": batch.targets["advantage"] / scale,
+        }
+        result = part.gradients(
+            own, peers, batch._replace(targets=batch.targets | scaled), key, hyper
+        )
         return result._replace(statistics={"value": new})
 
-    return part._replace(networks={"value": network._replace(init=init, apply=apply)}, gradients=gradients)
+    return part._replace(
+        networks={"value": network._replace(init=init, apply=apply)}, gradients=gradients
+    )

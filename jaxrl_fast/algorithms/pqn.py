@@ -1,7 +1,7 @@
 """Parallelised Q-network, for discrete actions (PQN, arXiv 2407.04811).
 
-It is Q-learning from the newest steps of many environments, with λ-returns and layer norm instead of a replay buffer
-and a target network.
+It is Q-learning from the newest steps of many environments, with λ-returns and layer norm instead
+of a replay buffer and a target network.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree, Transition
-from jaxrl_fast.learning.acting import FALLING_EPSILON, by_q_values, greedy_value, num_joint, number_of, value_of
+from jaxrl_fast.learning.acting import (
+    FALLING_EPSILON,
+    by_q_values,
+    greedy_value,
+    num_joint,
+    number_of,
+    value_of,
+)
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -29,7 +36,16 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import SHARED, Activation, Cnn, MemoryKind, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import (
+    SHARED,
+    Activation,
+    Cnn,
+    MemoryKind,
+    Network,
+    Precision,
+    Torso,
+    make_network,
+)
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
@@ -94,35 +110,38 @@ def pqn(
 ) -> Algorithm:
     """Build PQN.
 
-    A tick samples ``rollout_length`` steps in every environment and makes ``num_epochs * num_minibatches`` updates with
-    them.
+    A tick samples ``rollout_length`` steps in every environment and makes
+    ``num_epochs * num_minibatches`` updates with them.
 
     Args:
         learning_rate: Learning rate of all networks.
         discount: Discount factor γ per step.
         q_lambda: λ of the returns.
         epsilon: Share of random actions.
-        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for equal shares.
+        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for
+            equal shares.
         max_grad_norm: Norm to which gradients are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
         rollout_length: Steps of each environment in a tick.
         num_epochs: Passes over a rollout.
         num_minibatches: Minibatches in an epoch; None for minibatches of at least 128 steps.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         q_hidden: Sizes of the Q-network's hidden layers.
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
             With it, minibatches are whole sequences.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         q_loss: ``(q, target) -> loss``, on scalars.
 
@@ -130,10 +149,14 @@ def pqn(
         The algorithm.
     """
     given = locals()
-    hyper = PqnHyper(learning_rate, discount, q_lambda, epsilon, max_grad_norm, reward_scale, weight_decay)
+    hyper = PqnHyper(
+        learning_rate, discount, q_lambda, epsilon, max_grad_norm, reward_scale, weight_decay
+    )
     shared: dict[str, Any] = {name: given[name] for name in SHARED}
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), optimizer=optimizer)
-    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=128, least=4, whole_rollouts=recurrent_size > 0)
+    sizes = on_policy_sizes(
+        rollout_length, num_minibatches, steps=128, least=4, whole_rollouts=recurrent_size > 0
+    )
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("pqn", spec, (Discrete, MultiDiscrete), "ppo")
@@ -141,7 +164,9 @@ def pqn(
         sized = sizes(num_envs)
         decide, init_decide = by_q_values(space, lambda outputs: outputs["critic"], epsilon_spread)
         q = make_network(spec.obs, num_joint(space), hidden=q_hidden, keys=q_keys, **shared)
-        how: dict[str, Any] = dict(critic="critic", network="q", value=partial(best_value, space), targets=targets)
+        how: dict[str, Any] = dict(
+            critic="critic", network="q", value=partial(best_value, space), targets=targets
+        )
         return Agent(
             parts={"critic": critic_part(q, q_loss, optimizer, partial(chosen_value, space))},
             data=OnPolicy(num_epochs, sized["num_minibatches"], **how),
@@ -194,7 +219,9 @@ def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, j
     return {"q_target": target}
 
 
-def chosen_value(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+def chosen_value(
+    space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None
+) -> jax.Array:
     """Return the value of the action that was taken (`ValueOf`).
 
     Args:
@@ -211,7 +238,11 @@ def chosen_value(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array
 
 
 def critic_part(
-    q_network: Network, q_loss: Callable, optimizer: OptimizerName, value_taken: ValueOf, mixer: Network | None = None
+    q_network: Network,
+    q_loss: Callable,
+    optimizer: OptimizerName,
+    value_taken: ValueOf,
+    mixer: Network | None = None,
 ) -> Part:
     """Build the Q-network's part: regression on the λ-returns.
 
@@ -227,14 +258,20 @@ def critic_part(
     """
     networks = {"q": q_network} if mixer is None else {"q": q_network, "mixer": mixer}
 
-    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper) -> GradientResult:
+    def gradients(
+        own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper
+    ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(q_network, params["q"], batch, "critic")
             if mixer is not None:
                 outputs = outputs, over_rollout(mixer, params["mixer"], batch, "critic")[0]
             q = value_taken(outputs, batch.obs, batch.action)
             loss = jnp.mean(elementwise(q_loss, q, batch.targets["q_target"]))
-            return loss, {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
+            return loss, {
+                "q_loss": loss,
+                "q_mean": jnp.mean(q),
+                "epsilon": jnp.asarray(hyper.epsilon),
+            }
 
         grads, metrics = gradients_of(loss_fn, own.params)
         return GradientResult(grads, metrics)

@@ -1,7 +1,8 @@
 """PQN with value decomposition, for several agents and discrete actions.
 
-The value of the team is the sum of the agents' values of their actions (VDN, arXiv 1706.05296), or a monotonic function
-of them that depends on the global state (QMIX, arXiv 1803.11485). It is trained as in PQN (arXiv 2407.04811).
+The value of the team is the sum of the agents' values of their actions (VDN, arXiv 1706.05296), or
+a monotonic function of them that depends on the global state (QMIX, arXiv 1803.11485). It is
+trained as in PQN (arXiv 2407.04811).
 """
 
 from collections.abc import Callable
@@ -12,11 +13,33 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms import pqn as of_one
-from jaxrl_fast.algorithms.multi_agent import keys_of_one, network_of_all, out_of, spec_of_one, with_own_optimizers
+from jaxrl_fast.algorithms.multi_agent import (
+    keys_of_one,
+    network_of_all,
+    out_of,
+    spec_of_one,
+    with_own_optimizers,
+)
 from jaxrl_fast.core import STATE, Actions, Discrete, EnvSpec, MultiDiscrete, PyTree, Transition
 from jaxrl_fast.learning.acting import FALLING_EPSILON, greedy_value, number_of, value_of
-from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy, Values, require_actions, require_positive
-from jaxrl_fast.networks.network import Activation, Cnn, Head, MemoryKind, Network, Precision, Torso, make_network
+from jaxrl_fast.learning.algorithm import (
+    Agent,
+    Algorithm,
+    OnPolicy,
+    Values,
+    require_actions,
+    require_positive,
+)
+from jaxrl_fast.networks.network import (
+    Activation,
+    Cnn,
+    Head,
+    MemoryKind,
+    Network,
+    Precision,
+    Torso,
+    make_network,
+)
 from jaxrl_fast.networks.per_agent import mixing_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import FROM_0, OptimizerName, Rate0, Rate01, checks_numbers
@@ -59,15 +82,16 @@ def pqn_vdn(
 ) -> Algorithm:
     """Build PQN-VDN.
 
-    If agents have separate rewards, the target is their sum. Agents that are out add nothing to the sums of rewards and
-    values.
+    If agents have separate rewards, the target is their sum. Agents that are out add nothing to the
+    sums of rewards and values.
 
     Args:
         learning_rate: Learning rate of all networks.
         discount: Discount factor γ per step.
         q_lambda: λ of the returns.
         epsilon: Share of random actions.
-        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for equal shares.
+        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for
+            equal shares.
         max_grad_norm: Norm to which gradients are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -76,24 +100,26 @@ def pqn_vdn(
         num_minibatches: Minibatches in an epoch; None for minibatches of at least 128 steps.
         normalize_observations: Whether to normalize observations.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
-        share_parameters: Whether agents share a network, which reads the agent's number, or have separate networks and
-            optimizers.
-        mixer: "vdn" for the sum of the agents' values, or "qmix" for a monotonic network of them, whose weights depend
-            on the global state, or on all agents' observations if there is none.
+        share_parameters: Whether agents share a network, which reads the agent's number, or have
+            separate networks and optimizers.
+        mixer: "vdn" for the sum of the agents' values, or "qmix" for a monotonic network of them,
+            whose weights depend on the global state, or on all agents' observations if there is
+            none.
         mixer_size: Size of that network's hidden layer.
         mixer_hidden: Sizes of the hidden layers of the network that computes its weights.
         q_hidden: Sizes of the Q-network's hidden layers.
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
             With it, minibatches are whole sequences.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         q_loss: ``(q, target) -> loss``, on scalars.
 
@@ -110,14 +136,22 @@ def pqn_vdn(
         assert isinstance(one.data, OnPolicy)
         q = network_of_all(one.parts["critic"].networks["q"], spec, shared=share_parameters)
         shared: dict[str, Any] = dict(
-            activation=activation, layer_norm=layer_norm, network=network, cnn=cnn, precision=precision
+            activation=activation,
+            layer_norm=layer_norm,
+            network=network,
+            cnn=cnn,
+            precision=precision,
         )
-        mixing = mixer_network(spec, mixer_size, mixer_hidden, **shared) if mixer == "qmix" else None
+        mixing = (
+            mixer_network(spec, mixer_size, mixer_hidden, **shared) if mixer == "qmix" else None
+        )
         part = of_one.critic_part(q, q_loss, optimizer, partial(taken_together, space), mixing)
         value = partial(best_together, space)
         return one._replace(
             parts={"critic": with_own_optimizers(part)},
-            data=one.data._replace(targets=team_targets, value=value, mixer="mixer" if mixing else ""),
+            data=one.data._replace(
+                targets=team_targets, value=value, mixer="mixer" if mixing else ""
+            ),
         )
 
     options = base.options | {"q_keys": tuple(q_keys), "share_parameters": share_parameters}
@@ -145,20 +179,28 @@ def mixer_network(spec: EnvSpec, size: int, hidden: tuple[int, ...], **options: 
     """
     require_positive(mixer_size=size)
     assert spec.num_agents is not None
-    # So scaled, the value of the team initially grows about as the sum of the agents' values, whatever the size.
+    # So scaled, the value of the team initially grows about as the sum of the agents' values,
+    # whatever the size.
     scale = size**-0.5
-    heads = {"first": Head(spec.num_agents * size, scale), "bias": Head(size), "last": Head(size, scale)}
+    heads = {
+        "first": Head(spec.num_agents * size, scale),
+        "bias": Head(size),
+        "last": Head(size, scale),
+    }
     keys = (STATE,) if isinstance(spec.obs, dict) and STATE in spec.obs else ()
-    return mixing_network(make_network(spec.obs, heads | {"value": Head(1)}, hidden=hidden, keys=keys, **options))
+    return mixing_network(
+        make_network(spec.obs, heads | {"value": Head(1)}, hidden=hidden, keys=keys, **options)
+    )
 
 
 def mix(q: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
-    """Compute the value of the team by a network of one hidden layer, which grows with the value of every agent.
+    """Compute the value of the team by a network of one hidden layer, which grows with the value of
+    every agent.
 
     Args:
         q: Values of the agents' actions ``[..., A]``.
-        weights: Outputs of `mixer_network`: ``first`` ``[..., 1, A * size]``, ``bias`` and ``last`` ``[..., 1, size]``,
-            ``value`` ``[..., 1, 1]``.
+        weights: Outputs of `mixer_network`: ``first`` ``[..., 1, A * size]``, ``bias`` and ``last``
+            ``[..., 1, size]``, ``value`` ``[..., 1, 1]``.
 
     Returns:
         Values ``[...]``.
@@ -171,12 +213,15 @@ def mix(q: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
     return jnp.sum(hidden * last, axis=-1) + weights["value"][..., 0, 0]
 
 
-def taken_together(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+def taken_together(
+    space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None
+) -> jax.Array:
     """Combine the values of the agents' actions (`ValueOf`).
 
     Args:
         space: Action space of an agent.
-        outputs: Q-values ``[..., A, num_joint(space)]``; with a mixer the pair of these and the weights of `mix`.
+        outputs: Q-values ``[..., A, num_joint(space)]``; with a mixer the pair of these and the
+            weights of `mix`.
         obs: Observations, which may mark agents that are out.
         action: Actions ``[..., A]``.
 
@@ -188,8 +233,11 @@ def taken_together(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Arr
     return _combined(value_of(q, number_of(space, action)), weights, obs)
 
 
-def best_together(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
-    """Combine the values of the agents' best actions, which is the largest value of the team (`ValueOf`).
+def best_together(
+    space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None
+) -> jax.Array:
+    """Combine the values of the agents' best actions, which is the largest value of the team
+    (`ValueOf`).
 
     Args:
         space: Action space of an agent.
@@ -204,7 +252,9 @@ def best_together(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Arra
     return _combined(greedy_value(space, q, obs), weights, obs)
 
 
-def team_targets(values: Values, rollout: Transition, hyper: of_one.PqnHyper) -> dict[str, jax.Array]:
+def team_targets(
+    values: Values, rollout: Transition, hyper: of_one.PqnHyper
+) -> dict[str, jax.Array]:
     """Compute PQN's targets for the reward of the team.
 
     Args:
@@ -216,7 +266,9 @@ def team_targets(values: Values, rollout: Transition, hyper: of_one.PqnHyper) ->
         ``q_target`` ``[T, E]``.
     """
     shared = rollout.reward.ndim == values.next.ndim
-    reward = rollout.reward if shared else jnp.sum(_taking_part(rollout.reward, rollout.obs), axis=-1)
+    reward = (
+        rollout.reward if shared else jnp.sum(_taking_part(rollout.reward, rollout.obs), axis=-1)
+    )
     return of_one.targets(values, rollout._replace(reward=reward), hyper)
 
 

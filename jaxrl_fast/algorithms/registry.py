@@ -1,6 +1,7 @@
 """The algorithms by name, and a user's by the path of its factory, such as ``my_package.make``.
 
-A new algorithm of this package needs a separate file here, and its name in `ALGORITHMS` and ``__all__``.
+A new algorithm of this package needs a separate file here, and its name in `ALGORITHMS` and
+``__all__``.
 """
 
 import inspect
@@ -28,9 +29,33 @@ from jaxrl_fast.learning.algorithm import Agent, Algorithm
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.system import fault_of, import_function
 
-__all__ = ["bc", "dqn", "fast_td3", "flash_sac", "impala", "ippo", "iql", "mappo", "ppo", "pqn", "pqn_vdn", "reppo"]
+__all__ = [
+    "bc",
+    "dqn",
+    "fast_td3",
+    "flash_sac",
+    "impala",
+    "ippo",
+    "iql",
+    "mappo",
+    "ppo",
+    "pqn",
+    "pqn_vdn",
+    "reppo",
+]
 __all__ += ["sac", "sac_discrete", "td3", "td3_bc"]
-FACTORIES: tuple[Callable[..., Algorithm], ...] = bc, dqn, fast_td3, flash_sac, impala, ippo, iql, mappo, ppo, pqn
+FACTORIES: tuple[Callable[..., Algorithm], ...] = (
+    bc,
+    dqn,
+    fast_td3,
+    flash_sac,
+    impala,
+    ippo,
+    iql,
+    mappo,
+    ppo,
+    pqn,
+)
 FACTORIES += pqn_vdn, reppo, sac, sac_discrete, td3, td3_bc
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {make.__name__: make for make in FACTORIES}
 CUSTOM = "custom"
@@ -60,8 +85,8 @@ def make_named(name: str, /, **options: Any) -> Algorithm:
         **options: Arguments of the factory; a user's need not have ``precision``.
 
     Returns:
-        The algorithm. A user's has the path of its factory as name, and all ``options`` but rates, with which a policy
-        can be loaded.
+        The algorithm. A user's has the path of its factory as name, and all ``options`` but rates,
+        with which a policy can be loaded.
 
     Raises:
         ValueError: The factory refuses its arguments; or a user's fails or returns something else.
@@ -69,8 +94,13 @@ def make_named(name: str, /, **options: Any) -> Algorithm:
     factory = factory_of(name)
     if name in ALGORITHMS:
         return factory(**options)
-    if "precision" not in inspect.signature(factory).parameters and options.pop("precision", "f32") != "f32":
-        raise ValueError(f"precision: algo.make={name} has no argument of this name: leave precision out")
+    if (
+        "precision" not in inspect.signature(factory).parameters
+        and options.pop("precision", "f32") != "f32"
+    ):
+        raise ValueError(
+            f"precision: algo.make={name} has no argument of this name: leave precision out"
+        )
     made = made_by_user(factory, name, options)
     given = {key: plain(value) for key, value in options.items() if key not in made.hyper._fields}
 
@@ -80,7 +110,9 @@ def make_named(name: str, /, **options: Any) -> Algorithm:
         except ValueError:
             raise
         except Exception as error:
-            raise ValueError(f"algo.make={name} fails with {spec.name}: {fault_of(error)}") from error
+            raise ValueError(
+                f"algo.make={name} fails with {spec.name}: {fault_of(error)}"
+            ) from error
 
     return made._replace(name=name, options={**given, **made.options}, build=build)
 
@@ -104,8 +136,12 @@ def made_by_user(factory: Callable[..., Any], name: str, options: dict[str, Any]
     except Exception as error:
         raise ValueError(f"algo.make={name} failed: {fault_of(error)}") from error
     if not isinstance(made, Algorithm):
-        raise ValueError(f"algo.make={name} returned {type(made).__name__}: return a jaxrl_fast.Algorithm")
+        raise ValueError(
+            f"algo.make={name} returned {type(made).__name__}: return a jaxrl_fast.Algorithm"
+        )
     missing = [rate for rate in ("discount", "reward_scale") if not hasattr(made.hyper, rate)]
     if missing:
-        raise ValueError(f"algo.make={name}: its hyper-parameters lack {' and '.join(missing)}: add a field to hyper")
+        raise ValueError(
+            f"algo.make={name}: its hyper-parameters lack {' and '.join(missing)}: add a field to hyper"
+        )
     return made

@@ -1,9 +1,10 @@
 """Relative-entropy pathwise policy optimization, for continuous actions (REPPO, arXiv 2507.11019).
 
-On-policy, without replay: a Q-network learns λ-returns of the newest rollout by cross-entropy, and the policy follows
-the Q-network's gradient with an entropy bonus, where it is close to the policy that sampled. Temperature and weight of
-the KL divergence are trained. Here the targets are computed in every update with the newest parameters (published: once
-per rollout), the divergence is exact (published: of 16 samples), and there is no auxiliary loss.
+On-policy, without replay: a Q-network learns λ-returns of the newest rollout by cross-entropy, and
+the policy follows the Q-network's gradient with an entropy bonus, where it is close to the policy
+that sampled. Temperature and weight of the KL divergence are trained. Here the targets are computed
+in every update with the newest parameters (published: once per rollout), the divergence is exact
+(published: of 16 samples), and there is no auxiliary loss.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
-from jaxrl_fast.learning.acting import sample_action, temperature_gradient, temperature_network, temperature_optimizer
+from jaxrl_fast.learning.acting import (
+    sample_action,
+    temperature_gradient,
+    temperature_network,
+    temperature_optimizer,
+)
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -50,7 +56,8 @@ class ReppoHyper(NamedTuple):
 
     Attributes:
         learning_rate: Learning rate.
-        temperature_learning_rate: Learning rate of the temperature and of the weight of the divergence.
+        temperature_learning_rate: Learning rate of the temperature and of the weight of the
+            divergence.
         discount: Discount factor γ per step.
         return_lambda: λ of the returns, 0 (one step) to 1 (whole rollout).
         kl_bound: Bound of the KL divergence from the policy that sampled, in nats per step.
@@ -106,7 +113,8 @@ def reppo(
 
     Args:
         learning_rate: Learning rate.
-        temperature_learning_rate: Learning rate of the temperature and of the weight of the divergence.
+        temperature_learning_rate: Learning rate of the temperature and of the weight of the
+            divergence.
         discount: Discount factor γ per step.
         return_lambda: λ of the returns, 0 (one step) to 1 (whole rollout).
         kl_bound: Bound of the KL divergence from the policy that sampled, in nats per step.
@@ -118,17 +126,21 @@ def reppo(
         initial_kl_weight: Weight of the divergence at the start of the run.
         num_atoms: Bins of the distribution of returns.
         max_return: Largest absolute return of the normalized rewards, at the last bin.
-        rollout_length: Steps of each environment in a tick; None depends on the number of environments.
+        rollout_length: Steps of each environment in a tick; None depends on the number of
+            environments.
         num_epochs: Passes over the rollout in a tick.
-        num_minibatches: Minibatches in each epoch, of whole rollouts; None depends on the number of environments.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        num_minibatches: Minibatches in each epoch, of whole rollouts; None depends on the number of
+            environments.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critic's hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: As in `ppo`.
         precision: "f32", or "bf16" for dense layers and convolutions.
@@ -136,12 +148,23 @@ def reppo(
     Returns:
         The algorithm.
     """
-    rates = learning_rate, temperature_learning_rate, discount, return_lambda, kl_bound, target_entropy_per_action
+    rates = (
+        learning_rate,
+        temperature_learning_rate,
+        discount,
+        return_lambda,
+        kl_bound,
+        target_entropy_per_action,
+    )
     hyper = ReppoHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(activation=activation, network=network, cnn=cnn, precision=precision)
+    shared: dict[str, Any] = dict(
+        activation=activation, network=network, cnn=cnn, precision=precision
+    )
     shared |= dict(layer_norm=layer_norm)
     options = shared | dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), optimizer=optimizer)
+    options |= dict(
+        policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), optimizer=optimizer
+    )
     options |= dict(num_atoms=num_atoms, max_return=max_return)
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=64, least=4, whole_rollouts=True)
 
@@ -149,12 +172,17 @@ def reppo(
         box = require_actions("reppo", spec, (Box,), "ppo")
         check_optimizer(optimizer, weight_decay)
         length, minibatches = sizes(num_envs).values()
-        own: dict[str, Any] = dict(hidden=options["critic_hidden"], keys=options["critic_keys"], **shared)
+        own: dict[str, Any] = dict(
+            hidden=options["critic_hidden"], keys=options["critic_keys"], **shared
+        )
         q = make_network(spec.obs, num_atoms, action_shape=(box.low.size,), **own)
         own |= dict(hidden=options["policy_hidden"], keys=options["policy_keys"], out_scale=0.01)
         policy = make_network(spec.obs, distributions.num_outputs(box), **own)
         scalars = {"temperature": initial_temperature, "kl_weight": initial_kl_weight}
-        networks = {"policy": policy, **{name: temperature_network(value) for name, value in scalars.items()}}
+        networks = {
+            "policy": policy,
+            **{name: temperature_network(value) for name, value in scalars.items()},
+        }
         return Agent(
             parts={
                 "critic": critic_part(box, policy, q, max_return, num_atoms, optimizer),
@@ -206,7 +234,9 @@ def histogram(target: jax.Array, max_return: float, num_atoms: int) -> jax.Array
     spacing = 2.0 * max_return / (num_atoms - 1)
     edges = jnp.linspace(-max_return - spacing / 2, max_return + spacing / 2, num_atoms + 1)
     centre = jnp.clip(target, -max_return, max_return)[..., None]
-    below = jax.scipy.stats.norm.cdf((edges.reshape((1,) * target.ndim + edges.shape) - centre) / (WIDTH * spacing))
+    below = jax.scipy.stats.norm.cdf(
+        (edges.reshape((1,) * target.ndim + edges.shape) - centre) / (WIDTH * spacing)
+    )
     shares = jnp.diff(below, axis=-1)
     return shares / jnp.sum(shares, axis=-1, keepdims=True)
 
@@ -221,12 +251,19 @@ def divergence(old: TanhNormal, new: TanhNormal) -> jax.Array:
     Returns:
         Divergences ``[...]``, summed over the dimensions of the action.
     """
-    spread = (jnp.square(old.scale) + jnp.square(old.mean - new.mean)) / (2.0 * jnp.square(new.scale))
+    spread = (jnp.square(old.scale) + jnp.square(old.mean - new.mean)) / (
+        2.0 * jnp.square(new.scale)
+    )
     return jnp.sum(jnp.log(new.scale / old.scale) + spread - 0.5, axis=-1)
 
 
 def critic_part(
-    box: Box, policy: Network, q: Network, max_return: float, num_atoms: int, optimizer: OptimizerName
+    box: Box,
+    policy: Network,
+    q: Network,
+    max_return: float,
+    num_atoms: int,
+    optimizer: OptimizerName,
 ) -> Part:
     """Build the Q-network's part: cross-entropy with λ-returns of rewards and entropy.
 
@@ -246,21 +283,31 @@ def critic_part(
     head = categorical_head(num_atoms, (-max_return, max_return))
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: OnPolicyBatch, key: jax.Array, hyper: ReppoHyper
+        own: Learned,
+        peers: dict[str, Learned],
+        batch: OnPolicyBatch,
+        key: jax.Array,
+        hyper: ReppoHyper,
     ) -> GradientResult:
         steps, actor, new = batch.transition, peers["actor"].params, jnp.zeros_like(batch.first)
         dist = tanh_normal(policy.apply(actor["policy"], (), steps.next_obs, new)[0])
         raw = distributions.sample(dist, key)
-        next_value = head.expected(q.apply(own.params["q"], (), steps.next_obs, new, jnp.tanh(raw))[0])
+        next_value = head.expected(
+            q.apply(own.params["q"], (), steps.next_obs, new, jnp.tanh(raw))[0]
+        )
         discount = hyper.discount * (1.0 - steps.terminated)
         price = jnp.exp(actor["temperature"]) * distributions.log_prob(dist, raw)
         returns = jax.vmap(losses.lambda_return, (1, 1, 1, 1, None), 1)
         ends = steps.terminated | steps.truncated
-        target = returns(steps.reward - discount * price, discount, next_value, ends, hyper.return_lambda)
+        target = returns(
+            steps.reward - discount * price, discount, next_value, ends, hyper.return_lambda
+        )
         wanted = histogram(target, max_return, num_atoms)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            outputs = q.in_loss(params, (), batch.obs, batch.first, distributions.to_unit(box, batch.action))[0]
+            outputs = q.in_loss(
+                params, (), batch.obs, batch.first, distributions.to_unit(box, batch.action)
+            )[0]
             loss = -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(outputs), axis=-1))
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(head.expected(outputs))}
 
@@ -271,9 +318,15 @@ def critic_part(
 
 
 def actor_part(
-    box: Box, networks: dict[str, Network], q: Network, max_return: float, num_atoms: int, optimizer: OptimizerName
+    box: Box,
+    networks: dict[str, Network],
+    q: Network,
+    max_return: float,
+    num_atoms: int,
+    optimizer: OptimizerName,
 ) -> Part:
-    """Build the part of the policy, which maximizes value plus entropy within the bound, and of both weights.
+    """Build the part of the policy, which maximizes value plus entropy within the bound, and of
+    both weights.
 
     Args:
         box: Action space.
@@ -291,25 +344,39 @@ def actor_part(
     head, policy = categorical_head(num_atoms, (-max_return, max_return)), networks["policy"]
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: OnPolicyBatch, key: jax.Array, hyper: ReppoHyper
+        own: Learned,
+        peers: dict[str, Learned],
+        batch: OnPolicyBatch,
+        key: jax.Array,
+        hyper: ReppoHyper,
     ) -> GradientResult:
-        temperature, kl_weight = (jnp.exp(own.params[name]) for name in ("temperature", "kl_weight"))
+        temperature, kl_weight = (
+            jnp.exp(own.params[name]) for name in ("temperature", "kl_weight")
+        )
         old = tanh_normal(batch.extras["outputs"])
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             dist = tanh_normal(policy.in_loss(params, (), batch.obs, batch.first)[0])
             raw = distributions.sample(dist, key)
             log_prob, kl = distributions.log_prob(dist, raw), divergence(old, dist)
-            value = head.expected(q.apply(peers["critic"].params["q"], (), batch.obs, batch.first, jnp.tanh(raw))[0])
-            loss = jnp.mean(jnp.where(kl < hyper.kl_bound, temperature * log_prob - value, kl_weight * kl))
+            value = head.expected(
+                q.apply(peers["critic"].params["q"], (), batch.obs, batch.first, jnp.tanh(raw))[0]
+            )
+            loss = jnp.mean(
+                jnp.where(kl < hyper.kl_bound, temperature * log_prob - value, kl_weight * kl)
+            )
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob), "kl": jnp.mean(kl)}
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
         target_entropy = hyper.target_entropy_per_action * box.low.size
         warmer = temperature_gradient(own.params["temperature"], metrics["entropy"], target_entropy)
-        closer = temperature_gradient(own.params["kl_weight"], jnp.asarray(hyper.kl_bound), metrics["kl"])
+        closer = temperature_gradient(
+            own.params["kl_weight"], jnp.asarray(hyper.kl_bound), metrics["kl"]
+        )
         metrics |= {"temperature": temperature, "kl_weight": kl_weight}
-        return GradientResult({"policy": grads, "temperature": warmer, "kl_weight": closer}, metrics)
+        return GradientResult(
+            {"policy": grads, "temperature": warmer, "kl_weight": closer}, metrics
+        )
 
     optimizers: dict[str, Any] = {"policy": make_optimizer(optimizer)}
     optimizers |= dict.fromkeys(("temperature", "kl_weight"), temperature_optimizer())

@@ -1,8 +1,8 @@
 """Soft actor-critic for discrete actions (arXiv 1910.07207).
 
-Targets and losses use the mean of the two critics, because their minimum underestimates (arXiv 2209.10081). Two parts,
-as in SAC: the critic (two Q-networks with target networks) and the actor (the policy and the temperature). Expectations
-over actions are exact, so updates sample nothing.
+Targets and losses use the mean of the two critics, because their minimum underestimates (arXiv
+2209.10081). Two parts, as in SAC: the critic (two Q-networks with target networks) and the actor
+(the policy and the temperature). Expectations over actions are exact, so updates sample nothing.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,8 @@ class SacDiscreteHyper(NamedTuple):
         temperature_learning_rate: Learning rate of the temperature's logarithm.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the allowed actions.
+        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the
+            allowed actions.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -112,15 +113,16 @@ def sac_discrete(
 ) -> Algorithm:
     """Build SAC for discrete actions.
 
-    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
-    ``warmup_steps`` steps are in the buffer.
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
+    updates once ``warmup_steps`` steps are in the buffer.
 
     Args:
         learning_rate: Learning rate of all networks.
         temperature_learning_rate: Learning rate of the temperature's logarithm.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the allowed actions.
+        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the
+            allowed actions.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -128,26 +130,29 @@ def sac_discrete(
         updates_per_tick: Gradient updates in a tick; None for one per 4 sampled steps, at most 64.
         batch_size: Transitions in a minibatch, or sequences with a memory.
         buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
+        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
+            of a short run.
         warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a memory.
         burn_in: Steps before each sequence that only compute the memory.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         critic_layer_norm: Whether to normalize the critics' hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         critic_loss: ``(q, target) -> loss``, on scalars.
 
@@ -156,7 +161,9 @@ def sac_discrete(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
     hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    options: dict[str, Any] = dict(activation=activation, memory=memory, recurrent_size=recurrent_size)
+    options: dict[str, Any] = dict(
+        activation=activation, memory=memory, recurrent_size=recurrent_size
+    )
     options |= dict(network=network, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
@@ -190,12 +197,17 @@ def sac_discrete(
 
 
 def critic_part(
-    space: Actions, policy: Network, q_networks: Network, data: Replay, critic_loss: Callable, optimizer: OptimizerName
+    space: Actions,
+    policy: Network,
+    q_networks: Network,
+    data: Replay,
+    critic_loss: Callable,
+    optimizer: OptimizerName,
 ) -> Part:
     """Build the Q-networks' part: regression on the soft Bellman target.
 
-    The value of a `MultiDiscrete` action is the sum of a value for each part, so that its mean under the policy is
-    exact.
+    The value of a `MultiDiscrete` action is the sum of a value for each part, so that its mean
+    under the policy is exact.
 
     Args:
         space: Action space.
@@ -212,11 +224,17 @@ def critic_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper
+        own: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: SacDiscreteHyper,
     ) -> GradientResult:
         actor = peers["actor"].params
         logits = over_successors(data, policy, actor["policy"], batch, "actor")
-        next_q = jnp.mean(over_successors(data, q_networks, own.target["q"], batch, "critic"), axis=0)
+        next_q = jnp.mean(
+            over_successors(data, q_networks, own.target["q"], batch, "critic"), axis=0
+        )
         dist = policy_of(space, logits, batch.next_obs)
         value = soft_value(space, dist, next_q, jnp.exp(actor["temperature"]))
         target = batch.reward + batch.bootstrap * value
@@ -230,7 +248,13 @@ def critic_part(
         grads, metrics = gradients_of(loss_fn, own.params["q"])
         return GradientResult({"q": grads}, metrics)
 
-    return Part({"q": q_networks}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",), targets=("q",))
+    return Part(
+        {"q": q_networks},
+        gradients,
+        {"q": make_optimizer(optimizer)},
+        reads=("actor",),
+        targets=("q",),
+    )
 
 
 def sizes_of(space: Actions) -> tuple[int, ...]:
@@ -245,8 +269,11 @@ def sizes_of(space: Actions) -> tuple[int, ...]:
     return (space.num_actions,) if isinstance(space, Discrete) else space.sizes  # type: ignore[union-attr]
 
 
-def soft_value(space: Actions, dist: distributions.Distribution, q: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Compute the mean value of the policy's actions with the bonus for entropy, summed over the parts of an action.
+def soft_value(
+    space: Actions, dist: distributions.Distribution, q: jax.Array, temperature: jax.Array
+) -> jax.Array:
+    """Compute the mean value of the policy's actions with the bonus for entropy, summed over the
+    parts of an action.
 
     Args:
         space: Action space.
@@ -260,7 +287,9 @@ def soft_value(space: Actions, dist: distributions.Distribution, q: jax.Array, t
     assert not isinstance(dist, distributions.TanhNormal | distributions.Normal)
     if isinstance(space, Discrete):
         return losses.soft_value(dist.logits, q, temperature)
-    each = losses.soft_value(dist.logits, distributions.by_part(sizes_of(space), q, 0.0), temperature)
+    each = losses.soft_value(
+        dist.logits, distributions.by_part(sizes_of(space), q, 0.0), temperature
+    )
     return jnp.sum(each, axis=-1)
 
 
@@ -281,7 +310,11 @@ def value_taken(space: Actions, q: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def actor_part(
-    space: Actions, networks: dict[str, Network], q_networks: Network, data: Replay, optimizer: OptimizerName
+    space: Actions,
+    networks: dict[str, Network],
+    q_networks: Network,
+    data: Replay,
+    optimizer: OptimizerName,
 ) -> Part:
     """Build the part of the policy and of the temperature.
 
@@ -299,12 +332,19 @@ def actor_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper
+        own: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: SacDiscreteHyper,
     ) -> GradientResult:
         log_temperature = own.params["temperature"]
         temperature = jnp.exp(log_temperature)
         q = jnp.mean(
-            over_replay(data, q_networks, peers["critic"].params["q"], batch, "critic", learning=False), axis=0
+            over_replay(
+                data, q_networks, peers["critic"].params["q"], batch, "critic", learning=False
+            ),
+            axis=0,
         )
 
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
@@ -312,12 +352,19 @@ def actor_part(
             dist = policy_of(space, logits, learned_obs(data, networks["policy"], batch))
             assert not isinstance(dist, distributions.TanhNormal | distributions.Normal)
             loss = -jnp.mean(soft_value(space, dist, q, temperature))
-            target_entropy = hyper.target_entropy_ratio * jnp.mean(distributions.largest_entropy(dist))
-            metrics = {"entropy": jnp.mean(distributions.entropy(dist, key)), "target_entropy": target_entropy}
+            target_entropy = hyper.target_entropy_ratio * jnp.mean(
+                distributions.largest_entropy(dist)
+            )
+            metrics = {
+                "entropy": jnp.mean(distributions.entropy(dist, key)),
+                "target_entropy": target_entropy,
+            }
             return loss, {"policy_loss": loss, **metrics}
 
         policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
-        temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], metrics["target_entropy"])
+        temperature_grad = temperature_gradient(
+            log_temperature, metrics["entropy"], metrics["target_entropy"]
+        )
         grads = {"policy": policy_grads, "temperature": temperature_grad}
         return GradientResult(grads, {**metrics, "temperature": temperature})
 

@@ -1,9 +1,9 @@
 """Twin delayed deep deterministic policy gradient, for continuous actions (TD3, arXiv 1802.09477).
 
-Two parts: the critic (two Q-networks) and the actor, which steps at every second update; all have target networks.
-With one Q-network, no delay and no noise on targets it is DDPG (arXiv 1509.02971). Options: more critics, some of them
-at random in each target (REDQ, arXiv 2101.05982), dropout in critics (DroQ, arXiv 2110.02034), prioritized replay
-(arXiv 1511.05952).
+Two parts: the critic (two Q-networks) and the actor, which steps at every second update; all have
+target networks. With one Q-network, no delay and no noise on targets it is DDPG (arXiv 1509.02971).
+Options: more critics, some of them at random in each target (REDQ, arXiv 2101.05982), dropout in
+critics (DroQ, arXiv 2110.02034), prioritized replay (arXiv 1511.05952).
 """
 
 from collections.abc import Callable
@@ -68,7 +68,8 @@ class Td3Hyper(NamedTuple):
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
+            (full).
     """
 
     learning_rate: Any
@@ -134,9 +135,10 @@ def td3(
 ) -> Algorithm:
     """Build TD3; DDPG with ``num_critics=1, policy_delay=1, target_noise=0``.
 
-    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
-    ``warmup_steps`` steps are in the buffer. With several environments, the first explores with ``exploration_noise /
-    noise_spread`` and the last with ``exploration_noise * noise_spread``.
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
+    updates once ``warmup_steps`` steps are in the buffer. With several environments, the first
+    explores with ``exploration_noise / noise_spread`` and the last with
+    ``exploration_noise * noise_spread``.
 
     Args:
         learning_rate: Learning rate of the critics.
@@ -149,51 +151,69 @@ def td3(
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first environment's noise is
-            smaller by the same ratio.
+        noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first
+            environment's noise is smaller by the same ratio.
         policy_delay: Updates between two steps of the actor and of all target networks.
-        num_critics: Number of Q-networks; with more than 2 the policy maximizes their mean instead of the first one.
-        target_critics: Number of Q-networks whose minimum is the target, drawn anew in every update; None for all.
-        critic_dropout: Share of the outputs of the critics' hidden layers that an update sets to 0; the policy then
-            maximizes the critics' mean.
+        num_critics: Number of Q-networks; with more than 2 the policy maximizes their mean instead
+            of the first one.
+        target_critics: Number of Q-networks whose minimum is the target, drawn anew in every
+            update; None for all.
+        critic_dropout: Share of the outputs of the critics' hidden layers that an update sets to 0;
+            the policy then maximizes the critics' mean.
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
         batch_size: Transitions in a minibatch, or sequences with a memory.
         buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
+        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
+            of a short run.
         warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a memory.
         burn_in: Steps before each sequence that only compute the memory.
         priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
+            (full).
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         critic_layer_norm: Whether to normalize the critics' hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         critic_loss: ``(q, target) -> loss``, on scalars.
 
     Returns:
         The algorithm.
     """
-    rates = learning_rate, actor_learning_rate_ratio, discount, tau, exploration_noise, target_noise, target_noise_clip
+    rates = (
+        learning_rate,
+        actor_learning_rate_ratio,
+        discount,
+        tau,
+        exploration_noise,
+        target_noise,
+        target_noise_clip,
+    )
     hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay, importance_exponent)
-    options: dict[str, Any] = dict(activation=activation, memory=memory, recurrent_size=recurrent_size)
+    options: dict[str, Any] = dict(
+        activation=activation, memory=memory, recurrent_size=recurrent_size
+    )
     options |= dict(network=network, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    options |= dict(critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics)
+    options |= dict(
+        critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics
+    )
     options |= dict(optimizer=optimizer)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
@@ -204,13 +224,19 @@ def td3(
         targets = target_size(num_critics, target_critics)
         updates, warmup = sizes(num_envs).values()
         data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
-        data = data._replace(warmup_actions=warmup_actions, prioritize=prioritize_critic(priority_exponent))
-        shapes: dict[str, Any] = dict(policy_size=box.low.size, action_shape=(box.low.size,), num_critics=num_critics)
+        data = data._replace(
+            warmup_actions=warmup_actions, prioritize=prioritize_critic(priority_exponent)
+        )
+        shapes: dict[str, Any] = dict(
+            policy_size=box.low.size, action_shape=(box.low.size,), num_critics=num_critics
+        )
         policy, q = policy_and_critics(spec.obs, options, **shapes)
         decide, init_decide = noisy_action(box, noise_spread)
         return Agent(
             parts={
-                "critic": critic_part(box, policy, q, data, critic_loss, targets, policy_delay, optimizer),
+                "critic": critic_part(
+                    box, policy, q, data, critic_loss, targets, policy_delay, optimizer
+                ),
                 "actor": actor_part(policy, q, data, policy_delay, optimizer),
             },
             data=data,
@@ -236,7 +262,8 @@ def critic_part(
     optimizer: OptimizerName,
     penalty: Penalty | None = None,
 ) -> Part:
-    """Build the Q-networks' part: regression on the smallest target, with noise on the target policy's action.
+    """Build the Q-networks' part: regression on the smallest target, with noise on the target
+    policy's action.
 
     Args:
         box: Action space.
@@ -258,21 +285,28 @@ def critic_part(
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
     ) -> GradientResult:
-        next_action = unit_policy(over_successors(data, policy, peers["actor"].target["policy"], batch, "actor"))
+        next_action = unit_policy(
+            over_successors(data, policy, peers["actor"].target["policy"], batch, "actor")
+        )
         noise = hyper.target_noise * jax.random.normal(key, next_action.shape)
         noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
         smoothed = jnp.clip(next_action + noise, -1.0, 1.0)
         online, slow = (with_dropout(q_networks, key, use) for use in ("loss", "target"))
         next_q = over_successors(data, slow, own.target["q"], batch, "critic", smoothed)[..., 0]
         next_q = random_critics(next_q, target_critics, key)
-        next_value = jnp.min(next_q, axis=0) - (0.0 if penalty is None else penalty(smoothed, batch, hyper))
+        next_value = jnp.min(next_q, axis=0) - (
+            0.0 if penalty is None else penalty(smoothed, batch, hyper)
+        )
         target = batch.reward + batch.bootstrap * next_value
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, Any]]:
             action = distributions.to_unit(box, batch.action)
             q = over_replay(data, online, params, batch, "critic", action)[..., 0]
             loss = regression(critic_loss, q, target, batch)
-            return loss, ({"critic_loss": loss, "q_mean": jnp.mean(q)}, critic_priorities(data, q, target))
+            return loss, (
+                {"critic_loss": loss, "q_mean": jnp.mean(q)},
+                critic_priorities(data, q, target),
+            )
 
         grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
         return GradientResult({"q": grads}, metrics, priorities=priorities)
@@ -281,7 +315,14 @@ def critic_part(
         return jnp.where(updates % policy_delay == 0, hyper.tau, 0.0)
 
     optimizers = {"q": make_optimizer(optimizer)}
-    return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",), target_rate=target_rate)
+    return Part(
+        {"q": q_networks},
+        gradients,
+        optimizers,
+        reads=("actor",),
+        targets=("q",),
+        target_rate=target_rate,
+    )
 
 
 def actor_part(
@@ -292,7 +333,8 @@ def actor_part(
     optimizer: OptimizerName,
     penalty: Penalty | None = None,
 ) -> Part:
-    """Build the policy's part, which maximizes the first Q-network's value, or the mean (`averages_critics`).
+    """Build the policy's part, which maximizes the first Q-network's value, or the mean
+    (`averages_critics`).
 
     Args:
         policy: Policy network.
@@ -300,8 +342,8 @@ def actor_part(
         data: Data of the updates.
         policy_delay: Updates between two steps of this part.
         optimizer: `OptimizerName`.
-        penalty: Subtracted from the value of the action, which is then divided by its mean size (arXiv 2106.06860,
-            equation 5); None for the value alone.
+        penalty: Subtracted from the value of the action, which is then divided by its mean size
+            (arXiv 2106.06860, equation 5); None for the value alone.
 
     Returns:
         The part.
@@ -327,6 +369,15 @@ def actor_part(
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
         return GradientResult({"policy": grads}, metrics)
 
-    own_rate = make_optimizer(optimizer, rate=lambda hyper: hyper.learning_rate * hyper.actor_learning_rate_ratio)
+    own_rate = make_optimizer(
+        optimizer, rate=lambda hyper: hyper.learning_rate * hyper.actor_learning_rate_ratio
+    )
     optimizers = {"policy": own_rate}
-    return Part({"policy": policy}, gradients, optimizers, reads=("critic",), targets=("policy",), every=policy_delay)
+    return Part(
+        {"policy": policy},
+        gradients,
+        optimizers,
+        reads=("critic",),
+        targets=("policy",),
+        every=policy_delay,
+    )

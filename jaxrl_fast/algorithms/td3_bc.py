@@ -1,7 +1,9 @@
-"""TD3 that stays close to recorded actions, to learn from data (TD3+BC, arXiv 2106.06860; ReBRAC, arXiv 2305.09836).
+"""TD3 that stays close to recorded actions, to learn from data (TD3+BC, arXiv 2106.06860; ReBRAC,
+arXiv 2305.09836).
 
-TD3 with two penalties on the squared distance to the recorded actions: of the policy's actions in its loss, and of the
-next actions in the critics' target. Critics have layer norms and three hidden layers, as in ReBRAC.
+TD3 with two penalties on the squared distance to the recorded actions: of the policy's actions in
+its loss, and of the next actions in the critics' target. Critics have layer norms and three hidden
+layers, as in ReBRAC.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -25,7 +27,15 @@ from jaxrl_fast.learning.critics import policy_and_critics
 from jaxrl_fast.learning.data import NEXT_ACTION
 from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Precision, Torso
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import FROM_0, OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, is_set
+from jaxrl_fast.numerics.optimizers import (
+    FROM_0,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    is_set,
+)
 
 
 class Td3BcHyper(NamedTuple):
@@ -36,9 +46,12 @@ class Td3BcHyper(NamedTuple):
         actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks when the actor steps, 0 to 1.
-        actor_penalty: Weight of the policy's squared distance to recorded actions, next to values of mean size 1.
-        critic_penalty: Weight of the next action's squared distance to the recorded one, in units of the return.
-        exploration_noise: Standard deviation of the noise on actions when the environment is stepped, in half ranges.
+        actor_penalty: Weight of the policy's squared distance to recorded actions, next to values
+            of mean size 1.
+        critic_penalty: Weight of the next action's squared distance to the recorded one, in units
+            of the return.
+        exploration_noise: Standard deviation of the noise on actions when the environment is
+            stepped, in half ranges.
         target_noise: Standard deviation of the noise on the target's actions, in half ranges.
         target_noise_clip: Bound of that noise, in half ranges.
         max_grad_norm: Norm to which the gradients of each network are clipped.
@@ -99,55 +112,73 @@ def td3_bc(
     optimizer: OptimizerName = "adam",
     precision: Precision = "f32",
 ) -> Algorithm:
-    """Build TD3+BC with ReBRAC's additions; TD3+BC as published with ``critic_penalty=0, critic_layer_norm=False``.
+    """Build TD3+BC with ReBRAC's additions; TD3+BC as published with
+    ``critic_penalty=0, critic_layer_norm=False``.
 
     Args:
         learning_rate: Learning rate of the critics.
         actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks when the actor steps, 0 to 1.
-        actor_penalty: Weight of the policy's squared distance to recorded actions, next to values of mean size 1; 1 / α
-            of TD3+BC.
-        critic_penalty: Weight of the next action's squared distance to the recorded one, in units of the return.
-        exploration_noise: Standard deviation of the noise on actions when the environment is stepped, in half ranges.
+        actor_penalty: Weight of the policy's squared distance to recorded actions, next to values
+            of mean size 1; 1 / α of TD3+BC.
+        critic_penalty: Weight of the next action's squared distance to the recorded one, in units
+            of the return.
+        exploration_noise: Standard deviation of the noise on actions when the environment is
+            stepped, in half ranges.
         target_noise: Standard deviation of the noise on the target's actions, in half ranges.
         target_noise_clip: Bound of that noise, in half ranges.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first environment's noise is
-            smaller by the same ratio.
+        noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first
+            environment's noise is smaller by the same ratio.
         policy_delay: Updates between two steps of the actor and of all target networks.
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick; None for one per step, at most 64.
         batch_size: Transitions in a minibatch, or sequences with a memory.
         buffer_size: Capacity of the replay buffer of sampled steps.
-        warmup_steps: Steps before the first update, without data; None for 5,000, or a 20th of a short run.
+        warmup_steps: Steps before the first update, without data; None for 5,000, or a 20th of a
+            short run.
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a memory.
         burn_in: Steps before each sequence that only compute the memory.
-        normalize_observations: Whether to normalize observations; None for all but images and grids.
+        normalize_observations: Whether to normalize observations; None for all but images and
+            grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
         critic_layer_norm: Whether to normalize the critics' hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers), or your own function
-            (`make_memory`).
+        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
+            or your own function (`make_memory`).
         recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function (`own_torso`).
+        network: Torso of the networks: "mlp", "residual", "simba", or your own function
+            (`own_torso`).
         cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
-            ``rmsprop:epsilon:decay``.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
+            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
 
     Returns:
         The algorithm.
     """
-    rates = learning_rate, actor_learning_rate_ratio, discount, tau, actor_penalty, critic_penalty, exploration_noise
-    hyper = Td3BcHyper(*rates, target_noise, target_noise_clip, max_grad_norm, reward_scale, weight_decay)
-    options: dict[str, Any] = dict(activation=activation, memory=memory, recurrent_size=recurrent_size)
+    rates = (
+        learning_rate,
+        actor_learning_rate_ratio,
+        discount,
+        tau,
+        actor_penalty,
+        critic_penalty,
+        exploration_noise,
+    )
+    hyper = Td3BcHyper(
+        *rates, target_noise, target_noise_clip, max_grad_norm, reward_scale, weight_decay
+    )
+    options: dict[str, Any] = dict(
+        activation=activation, memory=memory, recurrent_size=recurrent_size
+    )
     options |= dict(network=network, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
@@ -159,9 +190,20 @@ def td3_bc(
         check_optimizer(optimizer, weight_decay)
         require_positive(policy_delay=policy_delay)
         if n_step > 1 and is_set(critic_penalty):
-            raise ValueError(f"n_step={n_step}: data has the next action only: write n_step=1, or critic_penalty=0")
+            raise ValueError(
+                f"n_step={n_step}: data has the next action only: write n_step=1, or critic_penalty=0"
+            )
         updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in, keep=(NEXT_ACTION,))
+        data = Replay(
+            buffer_size,
+            batch_size,
+            updates,
+            warmup,
+            n_step,
+            sequence_length,
+            burn_in,
+            keep=(NEXT_ACTION,),
+        )
         policy, q = policy_and_critics(
             spec.obs, options, policy_size=box.low.size, action_shape=(box.low.size,), num_critics=2
         )
@@ -172,7 +214,9 @@ def td3_bc(
             return action, state, {NEXT_ACTION: jnp.full_like(action, jnp.nan)}
 
         def of_policy(action: jax.Array, batch: ReplayBatch, hyper: Td3BcHyper) -> jax.Array:
-            return hyper.actor_penalty * squared_distance(action, distributions.to_unit(box, batch.action))
+            return hyper.actor_penalty * squared_distance(
+                action, distributions.to_unit(box, batch.action)
+            )
 
         def of_next(action: jax.Array, batch: ReplayBatch, hyper: Td3BcHyper) -> jax.Array:
             recorded = distributions.to_unit(box, batch.extras[NEXT_ACTION])
@@ -181,7 +225,9 @@ def td3_bc(
         step = policy_delay, optimizer
         return Agent(
             parts={
-                "critic": critic_part(box, policy, q, data, losses.squared_error, 2, *step, penalty=of_next),
+                "critic": critic_part(
+                    box, policy, q, data, losses.squared_error, 2, *step, penalty=of_next
+                ),
                 "actor": actor_part(policy, q, data, *step, penalty=of_policy),
             },
             data=data,
@@ -207,4 +253,6 @@ def squared_distance(action: jax.Array, recorded: jax.Array) -> jax.Array:
         Distances ``[...]``, means over the dimensions of the action.
     """
     there = jnp.isfinite(recorded)
-    return jnp.mean(jnp.square(jnp.where(there, action - jnp.where(there, recorded, 0.0), 0.0)), axis=-1)
+    return jnp.mean(
+        jnp.square(jnp.where(there, action - jnp.where(there, recorded, 0.0), 0.0)), axis=-1
+    )

@@ -1,6 +1,8 @@
-"""Common parts of all commands: ``--help``, ``--version``, ``--multirun``, one-line errors, and loading of runs.
+"""Common parts of all commands: ``--help``, ``--version``, ``--multirun``, one-line errors, and
+loading of runs.
 
-Exit codes: 0, 2 for settings that cannot be run, 130 after Ctrl-C, others as documented by the command.
+Exit codes: 0, 2 for settings that cannot be run, 130 after Ctrl-C, others as documented by the
+command.
 """
 
 import importlib.metadata
@@ -42,7 +44,15 @@ from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, read_word, run_keys, written
+from jaxrl_fast.settings.schema import (
+    ConfigError,
+    Key,
+    command_line,
+    parse_word,
+    read_word,
+    run_keys,
+    written,
+)
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.system import CODE, names_code, place_of
 from jaxrl_fast.training.run_folder import lacking_letters
@@ -90,10 +100,16 @@ def main(
             stream.reconfigure(errors="replace")  # a terminal without × or … shows the rest
     try:
         for word in words:
-            if any("\udc80" <= letter <= "\udcff" for letter in word):  # bytes that Python could not decode
+            if any(
+                "\udc80" <= letter <= "\udcff" for letter in word
+            ):  # bytes that Python could not decode
                 raise ConfigError(f"{word.encode(errors='replace').decode()}: {lacking_letters()}")
         if {"-h", "--help"} & set(words):
-            print(help_text() if help_text else train_help([word for word in words if not word.startswith("-")]))
+            print(
+                help_text()
+                if help_text
+                else train_help([word for word in words if not word.startswith("-")])
+            )
             return 0
         if "--version" in words:
             print(version_line())
@@ -115,7 +131,9 @@ def main(
     except JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return fail(error, "out of memory: write a smaller num_envs, num_seeds, batch or buffer_size")
+        return fail(
+            error, "out of memory: write a smaller num_envs, num_seeds, batch or buffer_size"
+        )
     except (AssertionError, RuntimeError):
         try:
             require_devices()
@@ -147,7 +165,9 @@ def _names_a_place(error: BaseException, message: str) -> bool:
     """Check whether a message names the line of a user's code that caused the error."""
     cause = error.__cause__
     place = None if cause is None else place_of(cause)
-    return cause is not None and ((place is not None and place in message) or _names_a_place(cause, message))
+    return cause is not None and (
+        (place is not None and place in message) or _names_a_place(cause, message)
+    )
 
 
 def version_line() -> str:
@@ -156,7 +176,10 @@ def version_line() -> str:
     Returns:
         A line.
     """
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jaxrl_fast", "jax", "brax", "gymnax")]
+    versions = [
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("jaxrl_fast", "jax", "brax", "gymnax")
+    ]
     return ", ".join([*versions, f"Python {platform.python_version()}"])
 
 
@@ -177,7 +200,9 @@ def expand(words: Sequence[str]) -> list[list[str]]:
         raise ConfigError("--multirun: these settings give no run")
     folders = [folder for folder in (compose(job).run_dir for job in jobs) if folder is not None]
     if len(set(folders)) < len(folders):
-        raise ConfigError(f"--multirun: several runs would write to run_dir={folders[0]}: leave run_dir out")
+        raise ConfigError(
+            f"--multirun: several runs would write to run_dir={folders[0]}: leave run_dir out"
+        )
     return jobs
 
 
@@ -210,7 +235,8 @@ def train_help(words: Sequence[str] = ()) -> str:
         words: Other words of the command line.
 
     Returns:
-        The text, within 80 x 50 characters; with other words, all keys of their environment and algorithm.
+        The text, within 80 x 50 characters; with other words, all keys of their environment and
+        algorithm.
     """
     if words:
         return keys_help(words)
@@ -222,7 +248,10 @@ def train_help(words: Sequence[str] = ()) -> str:
             *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
             "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
-            *textwrap.wrap(f"algo=... of {' '.join(ALGORITHMS)} {CUSTOM}; keys: train env=cartpole --help", WIDTH),
+            *textwrap.wrap(
+                f"algo=... of {' '.join(ALGORITHMS)} {CUSTOM}; keys: train env=cartpole --help",
+                WIDTH,
+            ),
             f"placement={AUTO:<8} The fastest measured placement for env and algo; others:",
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",
@@ -253,9 +282,15 @@ def help_of(usage: str, keys: Mapping[str, Key], *more: str) -> str:
     Returns:
         The text: usage, a line for each key with its default, and ``more``.
     """
-    labels = [name if key.default in (None, ()) else f"{name}={written(key.default)}" for name, key in keys.items()]
+    labels = [
+        name if key.default in (None, ()) else f"{name}={written(key.default)}"
+        for name, key in keys.items()
+    ]
     width = max(map(len, labels))
-    texts = [f"{key.text} ({choices})" if (choices := _choices(key)) else key.text for key in keys.values()]
+    texts = [
+        f"{key.text} ({choices})" if (choices := _choices(key)) else key.text
+        for key in keys.values()
+    ]
     lines = (f"  {label:<{width}}  {text}" for label, text in zip(labels, texts, strict=True))
     return "\n".join([f"python -m jaxrl_fast.{usage} [key=value ...]", *lines, *more])
 
@@ -264,7 +299,8 @@ TUNED = "config/tuned/"
 
 
 def keys_help(words: Sequence[str]) -> str:
-    """List the keys of the algorithm, environment and suite of a command line, within 80 characters a line.
+    """List the keys of the algorithm, environment and suite of a command line, within 80 characters
+    a line.
 
     Args:
         words: Words of the command line; of a sweep, its first job counts.
@@ -277,12 +313,22 @@ def keys_help(words: Sequence[str]) -> str:
         ValueError: The environment's package or function cannot be imported.
     """
     asked = compose([_values(word)[0] for word in words], complete=False)
-    algo = [f"algo{'' if name == 'name' else f'.{name}'}={value}" for name, value in algo_words(asked).items()]
+    algo = [
+        f"algo{'' if name == 'name' else f'.{name}'}={value}"
+        for name, value in algo_words(asked).items()
+    ]
     named = [f"env={asked.env}", *algo, f"placement={asked.placement}"]
-    named += [f"env.{name}='{asked.env_options[name]}'" for name in ("id", "make") if name in asked.env_options]
+    named += [
+        f"env.{name}='{asked.env_options[name]}'"
+        for name in ("id", "make")
+        if name in asked.env_options
+    ]
     run = compose([*named, *(word for word in words if word.startswith("tuned="))], complete=False)
     given, values = run_keys(), flat_settings(run)
-    own, others = env_keys(run), [name for name in given if not name.startswith(("env.", "algo.", "pool."))]
+    own, others = (
+        env_keys(run),
+        [name for name in given if not name.startswith(("env.", "algo.", "pool."))],
+    )
     pool = [name for name in given if name.startswith("pool.") and may_be_host(run.env)]
     tuned = [name for name, source in run.sources.items() if source.startswith(TUNED)]
     note = f", * tuned ({run.tuned_file})" if run.tuned_file else ""
@@ -290,8 +336,13 @@ def keys_help(words: Sequence[str]) -> str:
     note += ", (by env): chosen for the environment" if later else ""
 
     def lines(keys: Mapping[str, Key]) -> list[str]:
-        shown = {name: written(values.get(name.removeprefix("+"), key.default)) for name, key in keys.items()}
-        labels = {name: f"{name}={value}{' *' if name in tuned else ''}" for name, value in shown.items()}
+        shown = {
+            name: written(values.get(name.removeprefix("+"), key.default))
+            for name, key in keys.items()
+        }
+        labels = {
+            name: f"{name}={value}{' *' if name in tuned else ''}" for name, value in shown.items()
+        }
         return [line for name, key in keys.items() for line in _entry(labels[name], key)]
 
     return "\n".join(
@@ -333,7 +384,9 @@ def _values(word: str) -> list[str]:
     try:
         return [f"{word.partition('=')[0]}={value}" for value in override.sweep_string_iterator()]
     except HydraException:
-        raise ConfigError(f"{word}: write the values of a sweep with commas, as in seed=1,2,3") from None
+        raise ConfigError(
+            f"{word}: write the values of a sweep with commas, as in seed=1,2,3"
+        ) from None
 
 
 def _run_job(words: list[str]) -> int:
@@ -377,13 +430,21 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
     """Format a line for each entry with its name and the first line of its documentation."""
-    first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
+    first = {
+        name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()
+    }
     lines = [f"  {name:<16} {line}" for name, line in first.items()]
     return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
 
 
 def _key_line(name: str, key: Key, default: Any) -> str:
-    shown = "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    shown = (
+        "-"
+        if default is None
+        else str(default).lower()
+        if isinstance(default, bool)
+        else str(default)
+    )
     return f"  {name:<18} {shown:<8} {key.text} {_choices(key)}".rstrip()
 
 
@@ -391,7 +452,9 @@ def _choices(key: Key) -> str:
     return "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
 
 
-def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[list[Path], dict[str, Any]]:
+def split_words(
+    words: Sequence[str], command: str, keys: Mapping[str, Key]
+) -> tuple[list[Path], dict[str, Any]]:
     """Parse the words of a command that takes folders.
 
     Args:
@@ -414,7 +477,11 @@ def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> 
             known = " and ".join(", ".join(keys).rsplit(", ", 1))
             raise ConfigError(f"unknown key '{name}': the keys of {command} are {known}")
         else:
-            found[name] = value if keys[name].type is str else schema.read_value(name, read_word(word)[1], keys[name])
+            found[name] = (
+                value
+                if keys[name].type is str
+                else schema.read_value(name, read_word(word)[1], keys[name])
+            )
     return folders, found
 
 
@@ -425,7 +492,10 @@ RUN_KEYS = "algo.", "env.", "algo=", "env="
 
 
 def read_words(
-    words: Sequence[str], command: str, keys: Mapping[str, Key], settings: tuple[str, ...] = RUN_KEYS
+    words: Sequence[str],
+    command: str,
+    keys: Mapping[str, Key],
+    settings: tuple[str, ...] = RUN_KEYS,
 ) -> tuple[Path, dict[str, Any]]:
     """Parse the words of a command that takes one run's folder.
 
@@ -448,20 +518,23 @@ def read_words(
     return folders[0], {**found, "settings": given}
 
 
-def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ()) -> tuple[Run, Policy]:
+def open_run(
+    folder: Path, policy: str = "policy", settings: Sequence[str] = ()
+) -> tuple[Run, Policy]:
     """Load a run's settings and policy.
 
     Args:
         folder: Folder of the run.
         policy: Subfolder of the policy.
-        settings: Words of settings that replace the run's, such as ``algo.make=my_package.make``; of a run
-            without ``config.yaml``, as runs of `jaxrl_fast.learn` may be, its environment.
+        settings: Words of settings that replace the run's, such as ``algo.make=my_package.make``;
+            of a run without ``config.yaml``, as runs of `jaxrl_fast.learn` may be, its environment.
 
     Returns:
         The settings and the policy.
 
     Raises:
-        ConfigError: The folder contains no run, or names an algorithm that ``settings`` do not name again.
+        ConfigError: The folder contains no run, or names an algorithm that ``settings`` do not name
+            again.
         ValueError: The run has no readable policy.
     """
     require_devices()
@@ -471,7 +544,9 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
         require_named_again(folder, read_file(config_file).values, given)
         run = compose([f"config='{config_file}'", *settings])
     elif not (folder / policy / "policy.json").exists():
-        raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
+        raise ConfigError(
+            f"{folder} contains no run: write the path of a run's folder, such as runs/latest"
+        )
     elif "env" not in given:
         raise ConfigError(
             f"{folder} has no config.yaml, as runs of jf.learn may: add its environment, such as env=cartpole"

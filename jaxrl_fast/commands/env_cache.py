@@ -1,7 +1,9 @@
-"""A cache of environments and compiled programs in the user's files, and the identity of everything they depend on.
+"""A cache of environments and compiled programs in the user's files, and the identity of everything
+they depend on.
 
-The name of a file is a digest of code, packages, machine, JAX's configuration and the run's settings. A file
-contains the facts of an environment, so that it need not be built again, or one compiled program.
+The name of a file is a digest of code, packages, machine, JAX's configuration and the run's
+settings. A file contains the facts of an environment, so that it need not be built again, or one
+compiled program.
 """
 
 import hashlib
@@ -38,9 +40,23 @@ OF_SUITES = {
     "traffic": (),
     "probe": (),
 }
-"""Suites whose environments are fully determined by name, options and these packages. Other suites are never cached."""
+"""Suites whose environments are fully determined by name, options and these packages. Other suites
+are never cached.
+"""
 CODE = (".py", ".so", ".xml", ".yaml", ".json")
-VARIABLES = ("JAX", "XLA", "LIBTPU", "TPU_", "CUDA", "NVIDIA", "NCCL", "TF_", "OMP_", "OPENBLAS", "LD_")
+VARIABLES = (
+    "JAX",
+    "XLA",
+    "LIBTPU",
+    "TPU_",
+    "CUDA",
+    "NVIDIA",
+    "NCCL",
+    "TF_",
+    "OMP_",
+    "OPENBLAS",
+    "LD_",
+)
 """Prefixes of environment variables that may change results."""
 UNIMPORTANT = ("JAXRL_FAST_CACHE",)
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_compilation_cache", "jax_persistent_cache")
@@ -48,7 +64,8 @@ CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_compilation_cache", "jax_per
 
 
 def identity_of(suite: str) -> dict[str, Any] | None:
-    """Collect everything that cached files of a suite depend on, other than settings. Starts JAX's devices.
+    """Collect everything that cached files of a suite depend on, other than settings. Starts JAX's
+    devices.
 
     Args:
         suite: Suite of environments.
@@ -63,10 +80,16 @@ def identity_of(suite: str) -> dict[str, Any] | None:
         "python": [platform.python_implementation(), platform.python_version()],
         "code": {name: _digest_of_code(name) for name in OWN},
         "packages": {name: [_version(name), _stamp(name)] for name in packages},
-        "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES) and k not in UNIMPORTANT},
-        "jax": {k: repr(v) for k, v in jax.config.values.items() if not k.startswith(CACHE_SETTINGS)},
+        "variables": {
+            k: v for k, v in os.environ.items() if k.startswith(VARIABLES) and k not in UNIMPORTANT
+        },
+        "jax": {
+            k: repr(v) for k, v in jax.config.values.items() if not k.startswith(CACHE_SETTINGS)
+        },
         "machine": [cpu_fingerprint(), platform.platform()],
-        "devices": [[d.platform, d.device_kind, d.id, d.client.platform_version] for d in jax.devices()],
+        "devices": [
+            [d.platform, d.device_kind, d.id, d.client.platform_version] for d in jax.devices()
+        ],
     }
 
 
@@ -101,7 +124,9 @@ def _stamp(package: str) -> str:
 
 
 def _files(package: str) -> Iterator[tuple[str, str]]:
-    """Iterate over the files of a package that can change its behaviour, as path and name within it, in order."""
+    """Iterate over the files of a package that can change its behaviour, as path and name within
+    it, in order.
+    """
     spec = find_spec(package)
     if spec is None:
         return
@@ -134,7 +159,9 @@ class KeptFiles:
     ``tell`` gets a line if a file or the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, folder: Path, tell: Callable[[str], None], max_bytes: int = MAX_BYTES
+    ) -> None:
         self.folder, self.tell, self.max_bytes = folder, tell, max_bytes
         wrong = make_own_folder(folder)
         self.usable = wrong is None
@@ -174,7 +201,9 @@ class KeptFiles:
                 file.write(HEAD + _digest(name, body) + body)
             make_room(self.folder, self.max_bytes)
         except OSError as error:
-            self.tell(f"cannot write to {self.folder} ({error.strerror}): the next start is as slow as this one")
+            self.tell(
+                f"cannot write to {self.folder} ({error.strerror}): the next start is as slow as this one"
+            )
 
 
 def _read_own(path: Path) -> bytes:
@@ -214,8 +243,9 @@ def env_cache_of(run: Run, tell: Callable[[str], None]) -> EnvCache | None:
         tell: Shows messages to the user.
 
     Returns:
-        The cache; None with ``JAXRL_FAST_CACHE=off``, in several processes, for environments and algorithms that are
-        not determined by their names, and with ``debug``, which traces each tick's operations.
+        The cache; None with ``JAXRL_FAST_CACHE=off``, in several processes, for environments and
+        algorithms that are not determined by their names, and with ``debug``, which traces each
+        tick's operations.
     """
     root = cache_root()
     if root is None or run.debug or jax.process_count() > 1 or run.algo not in ALGORITHMS:
@@ -262,7 +292,9 @@ def same(one: EnvSpec, other: EnvSpec) -> bool:
     if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
         return False
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(np.array_equal(a, b) and np.asarray(a).dtype == np.asarray(b).dtype for a, b in pairs)
+    return all(
+        np.array_equal(a, b) and np.asarray(a).dtype == np.asarray(b).dtype for a, b in pairs
+    )
 
 
 def _facts(env: Env) -> dict[str, Any]:
@@ -339,7 +371,9 @@ class ProgramFiles(NamedTuple):
 
     def refuse(self, name: str, why: str) -> None:
         """Report why a program cannot be used or cached."""
-        self.files.tell(f"program '{name}' is not cached for the next start ({' '.join(why.split())})")
+        self.files.tell(
+            f"program '{name}' is not cached for the next start ({' '.join(why.split())})"
+        )
 
 
 def store_of(keeper: EnvCache, settings: Mapping[str, Any], program: Any) -> ProgramFiles:

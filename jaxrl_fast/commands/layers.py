@@ -35,9 +35,11 @@ class Layer(NamedTuple):
 
 
 def read_checkpoint(given: Layer) -> Layer | None:
-    """Return the settings of the checkpoint of ``resume``, None without one; its path replaces ``resume`` in ``given``.
+    """Return the settings of the checkpoint of ``resume``, None without one; its path replaces
+    ``resume`` in ``given``.
 
-    A run continues in its folder, unless another is named or ``resume`` names a checkpoint instead of a run.
+    A run continues in its folder, unless another is named or ``resume`` names a checkpoint instead
+    of a run.
 
     Args:
         given: Settings of the command line.
@@ -49,14 +51,20 @@ def read_checkpoint(given: Layer) -> Layer | None:
         ConfigError: ``resume`` contradicts another setting, or the checkpoint is not a command's.
     """
     keys = run_keys()
-    resume, run_dir = (read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir"))
+    resume, run_dir = (
+        read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir")
+    )
     if resume is None:
         return None
     if "config" in given.values:
         raise ConfigError("resume uses the settings of the run: leave config out")
     if resume == "auto" and run_dir is None:
         raise ConfigError("resume=auto needs a folder: write run_dir=<folder> with it")
-    path = newest_good(Path(run_dir), to_stderr) if resume == "auto" else _without_links(find(Path(resume)))
+    path = (
+        newest_good(Path(run_dir), to_stderr)
+        if resume == "auto"
+        else _without_links(find(Path(resume)))
+    )
     given.values["resume"] = None if path is None else str(path)
     if path is None:
         return None
@@ -66,7 +74,9 @@ def read_checkpoint(given: Layer) -> Layer | None:
     if is_of_learn(known):
         config = path.parent.parent / "config.yaml"
         if not config.is_file():
-            raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
+            raise ConfigError(
+                f"{path} was written by jf.learn: resume it with jf.learn(resume=...)"
+            )
         known = read_file(config).values
     names = algo_keys(known["algo"]) if known.get("algo") in ALGORITHMS else {}
     require_named_again(path, known, given.values)
@@ -100,7 +110,11 @@ def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[s
         ConfigError: It is not.
     """
     keys = [f"algo.{part}" for part in CODE]
-    words = " ".join(f"{key}={named[key]}" for key in keys if names_code(named.get(key)) and given.get(key) is None)
+    words = " ".join(
+        f"{key}={named[key]}"
+        for key in keys
+        if names_code(named.get(key)) and given.get(key) is None
+    )
     if words:
         raise ConfigError(
             f"{folder} names {words}, and code that a folder names is not executed: write {words} again if you trust it"
@@ -131,7 +145,9 @@ def read_file(path: Any) -> Layer:
     except OSError as error:
         if error.strerror is None:  # raised by OmegaConf: the file contains a number or a text
             raise ConfigError(f"config={path}: write keys and values, such as seed: 3") from None
-        raise ConfigError(f"config={path}: {error.strerror}; write the path of a config.yaml") from None
+        raise ConfigError(
+            f"config={path}: {error.strerror}; write the path of a config.yaml"
+        ) from None
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
@@ -142,7 +158,8 @@ def read_file(path: Any) -> Layer:
 
 
 def sources_of(names: Iterable[str], *layers: Layer) -> dict[str, str]:
-    """Return the origin of those settings that are in the layers; the first layer with a setting counts.
+    """Return the origin of those settings that are in the layers; the first layer with a setting
+    counts.
 
     Args:
         names: Settings by dotted key.
@@ -151,12 +168,19 @@ def sources_of(names: Iterable[str], *layers: Layer) -> dict[str, str]:
     Returns:
         Origin by setting.
     """
-    found = {name: next((layer for layer in layers if name in layer.values), None) for name in names}
-    return {n: layer.source.removesuffix(": ") or COMMAND_LINE for n, layer in found.items() if layer is not None}
+    found = {
+        name: next((layer for layer in layers if name in layer.values), None) for name in names
+    }
+    return {
+        n: layer.source.removesuffix(": ") or COMMAND_LINE
+        for n, layer in found.items()
+        if layer is not None
+    }
 
 
 def tuned_settings(env: str, id: str | None, algo: str) -> Layer:
-    """Read ``<env>_<id>_<algo>.yaml`` (with dashes for slashes in the id), else ``<env>_<algo>.yaml``, else nothing.
+    """Read ``<env>_<id>_<algo>.yaml`` (with dashes for slashes in the id), else
+    ``<env>_<algo>.yaml``, else nothing.
 
     Args:
         env: Name of the environment.
@@ -170,7 +194,10 @@ def tuned_settings(env: str, id: str | None, algo: str) -> Layer:
     for name in (*own, f"{env}_{algo}.yaml"):
         path = CONFIG_DIR / "tuned" / name
         if path.exists():
-            return Layer(f"config/tuned/{name}: ", schema.flatten(OmegaConf.to_container(OmegaConf.load(path))))
+            return Layer(
+                f"config/tuned/{name}: ",
+                schema.flatten(OmegaConf.to_container(OmegaConf.load(path))),
+            )
     return Layer("", {})
 
 

@@ -47,12 +47,22 @@ from jaxrl_fast.training.checkpoints import FOLDER, all_steps, newest_good
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import read_status, write_status
-from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, unwritable, write_summary
+from jaxrl_fast.training.run_folder import (
+    check_tables,
+    link_latest,
+    locked,
+    unwritable,
+    write_summary,
+)
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
-WORKERS = machine.Choice(WORKER_ACTING, 1, "rollouts in the environments' processes, learning on one device")
+WORKERS = machine.Choice(
+    WORKER_ACTING, 1, "rollouts in the environments' processes, learning on one device"
+)
 LEAST_ROLLOUT = 16
-"""Least steps of a rollout for `WORKERS`, by rule: a rollout of one step needs a handover for each step, too."""
+"""Least steps of a rollout for `WORKERS`, by rule: a rollout of one step needs a handover for each
+step, too.
+"""
 
 
 class Prepared(NamedTuple):
@@ -83,7 +93,8 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
         Context manager of the prepared run.
 
     Raises:
-        ValueError: The run does not support its processes, or an environment refuses its id or an option.
+        ValueError: The run does not support its processes, or an environment refuses its id or an
+            option.
     """
     complete, chosen = fill_in(run)
     if not hosts.is_alone():
@@ -92,10 +103,14 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     env = make_cached_envs(complete, keeper)
     try:
         complete = with_defaults(complete, env.spec)
-        defaults = dataclasses.asdict(PoolSchema()) | {"num_groups": default_groups(complete.num_envs)}
+        defaults = dataclasses.asdict(PoolSchema()) | {
+            "num_groups": default_groups(complete.num_envs)
+        }
         pool = complete.pool | ({"bridge": "host"} if complete.placement == WORKER_ACTING else {})
         if not isinstance(env, HostEnv) and pool != defaults:
-            raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
+            raise ValueError(
+                f"pool.* has no effect with env={run.env}, which is compiled here: leave it out"
+            )
         is_open = run.placement == machine.AUTO and not envs.is_host(run.env)
         if is_open and isinstance(env, HostEnv):  # a user environment, resolved only here
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
@@ -141,7 +156,8 @@ def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
         The settings, and the reason of the placement.
 
     Raises:
-        ValueError: The placement does not support several processes, or they cannot share the devices equally.
+        ValueError: The placement does not support several processes, or they cannot share the
+            devices equally.
     """
     if run.placement in hosts.WITHIN_ONE:
         raise ValueError(hosts.refusal(run.placement, several.num_processes))
@@ -162,8 +178,8 @@ def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
 def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     """Resolve placement and devices of a run in a single process.
 
-    A CPU becomes one device per core, unless the placement needs only one. Of several accelerators only the first is
-    used, unless a placement is named or was measured.
+    A CPU becomes one device per core, unless the placement needs only one. Of several accelerators
+    only the first is used, unless a placement is named or was measured.
 
     Args:
         run: Settings of the run.
@@ -172,7 +188,9 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     Returns:
         The settings, and the reason of the placement.
     """
-    envs.resolve(run.env, dict(run.env_options))  # refuses unknown names before anything slow starts
+    envs.resolve(
+        run.env, dict(run.env_options)
+    )  # refuses unknown names before anything slow starts
     finding = remembered(run, tuning_cache.cpu_device()) if look_up else None
     choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
     if run.placement == machine.AUTO:
@@ -182,12 +200,18 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     setup(cpu_devices=choice.devices)
     if jax.default_backend() != "cpu":
         available = run.devices or len(jax.devices())
-        device = tuning_cache.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
+        device = tuning_cache.Device(
+            jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices())
+        )
         finding = remembered(run, device) if look_up else None
-        auto = machine.Choice("fused", 1, f"{available - 1} other devices are unused" if available > 1 else "")
+        auto = machine.Choice(
+            "fused", 1, f"{available - 1} other devices are unused" if available > 1 else ""
+        )
         auto = choice if choice.placement == WORKER_ACTING else auto
         choice = (
-            as_measured(run, finding) or auto if run.placement == machine.AUTO else choice._replace(devices=available)
+            as_measured(run, finding) or auto
+            if run.placement == machine.AUTO
+            else choice._replace(devices=available)
         )
     is_open = run.placement == machine.AUTO
     run = dataclasses.replace(run, placement=choice.placement, devices=choice.devices)
@@ -259,7 +283,9 @@ def choose(run: Run, devices: int) -> machine.Choice:
     suite, _ = envs.resolve(run.env, dict(run.env_options))
     if envs.is_host(run.env):
         return WORKERS if may_act_in_workers(run) else HOST
-    return machine.choose(suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=devices)
+    return machine.choose(
+        suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=devices
+    )
 
 
 def may_act_in_workers(run: Run) -> bool:
@@ -269,11 +295,16 @@ def may_act_in_workers(run: Run) -> bool:
         run: Settings of the run.
 
     Returns:
-        True if ``pool.bridge=worker`` is set, or nothing else is and rollouts are long enough; not for ``env=atari``.
+        True if ``pool.bridge=worker`` is set, or nothing else is and rollouts are long enough; not
+        for ``env=atari``.
     """
     if run.pool["bridge"] == "worker":
         return True
-    alone = "pool.bridge" in run.sources or run.pool["order"] != "fixed" or run.pool["backend"] != "workers"
+    alone = (
+        "pool.bridge" in run.sources
+        or run.pool["order"] != "fixed"
+        or run.pool["backend"] != "workers"
+    )
     if alone or run.eval.share or run.env == "atari":
         return False
     return (run.algo_options.get("rollout_length") or 0) >= LEAST_ROLLOUT
@@ -286,11 +317,12 @@ def taught_algorithm(run: Run) -> tuple[Algorithm, Policy | None]:
         run: Settings of the run.
 
     Returns:
-        The algorithm, not yet bound to an environment, and the teacher: None without one, and of a resumed run the copy
-        in its folder.
+        The algorithm, not yet bound to an environment, and the teacher: None without one, and of a
+        resumed run the copy in its folder.
 
     Raises:
-        ValueError: Options contradict each other, or the teacher's folder contains no readable policy.
+        ValueError: Options contradict each other, or the teacher's folder contains no readable
+            policy.
     """
     algorithm = make_algorithm(run)
     if run.teacher is None:
@@ -307,13 +339,21 @@ def print_if_too_short(job: Job) -> None:
         job: Run.
     """
     plan, waits = job.plan, max(fragment.start for fragment in job.graph.fragments)
-    if job.resumed is None and job.options.data is None and plan.num_chunks * plan.ticks_per_chunk <= waits:
+    if (
+        job.resumed is None
+        and job.options.data is None
+        and plan.num_chunks * plan.ticks_per_chunk <= waits
+    ):
         first, least = waits * plan.steps_per_tick, (waits + 1) * plan.steps_per_tick
-        print(f"no update: learning begins after {first:,} steps; write total_steps={least} or more", flush=True)
+        print(
+            f"no update: learning begins after {first:,} steps; write total_steps={least} or more",
+            flush=True,
+        )
 
 
 def print_if_serial(run: Run, job: Job) -> None:
-    """Print a line if devices run one after another, with the values of ``overlap`` at which they would not.
+    """Print a line if devices run one after another, with the values of ``overlap`` at which they
+    would not.
 
     Args:
         run: Settings of the run.
@@ -352,15 +392,21 @@ def new_folder(run: Run) -> Iterator[str]:
     """
     label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
     folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
-    goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
+    goes_on = (
+        run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
+    )
     if goes_on:
         check_tables(folder)
     holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
     if holds_a_run and not (goes_on or run.requeued):
-        raise ValueError(f"run_dir={folder} contains a run already: write resume={folder}, or another run_dir")
+        raise ValueError(
+            f"run_dir={folder} contains a run already: write resume={folder}, or another run_dir"
+        )
     with locked(folder) as path:
         if run.requeued and not goes_on and newest_good(folder, lambda line: None) is not None:
-            raise ValueError(f"another process trained in {folder} while this one started: start it again")
+            raise ValueError(
+                f"another process trained in {folder} while this one started: start it again"
+            )
         try:
             if run.requeued and not goes_on and (folder / FOLDER).exists():
                 (folder / FOLDER).rename(folder / f"{FOLDER}-damaged-{secrets.token_hex(2)}")
@@ -382,7 +428,11 @@ def write_facts(run: Run, chosen: str, folder: Path, *, draws: bool = False) -> 
         draws: Whether ``python -m jaxrl_fast.render`` supports its environment.
     """
     before = read_status(folder) if run.resume is not None else {}
-    computer = {"processor": processor(), "cores": cpu_cores(), "devices": [str(d) for d in jax.devices()]}
+    computer = {
+        "processor": processor(),
+        "cores": cpu_cores(),
+        "devices": [str(d) for d in jax.devices()],
+    }
     facts = {"sources": run.sources, "chosen": chosen, "versions": versions(), "machine": computer}
     write_status(folder, {**before, **facts, "reference": reference_of(run), "draws": draws})
 
@@ -409,25 +459,42 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
         folder: Folder of the run.
     """
     print(envs.describe(run.env, run.env_options))
-    why = f" (algo not given: {run.sources['algo']})" if run.sources.get("algo", "").startswith(CHOSEN) else ""
+    why = (
+        f" (algo not given: {run.sources['algo']})"
+        if run.sources.get("algo", "").startswith(CHOSEN)
+        else ""
+    )
     settings = f"tuned for this environment ({run.tuned_file})" if run.tuned_file else "untuned"
     print(f"{run.algo}{why}, settings {settings}")
-    seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
+    seeds = (
+        f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
+    )
     print(f"{run.total_steps:,} steps of {run.num_envs} environments{seeds}")
     if run.data is not None:
         when = f"in the last {run.online_steps:,} steps" if run.online_steps else "never"
         print(f"learns from {run.data}, and steps the environment {when}")
     elif run.algo in ("iql", "td3_bc"):
-        print(f"{run.algo} learns from its own steps, without data: write data=... to learn from recorded steps")
+        print(
+            f"{run.algo} learns from its own steps, without data: write data=... to learn from recorded steps"
+        )
     if run.teacher is not None:
-        print(f"the policy of {run.teacher} teaches it, in the first {run.teacher_share:.0%} of the run")
+        print(
+            f"the policy of {run.teacher} teaches it, in the first {run.teacher_share:.0%} of the run"
+        )
     why = f" ({chosen})" if chosen else ""
-    print(f"placement {run.placement} on {run.devices} device{'s' if run.devices != 1 else ''}{why}")
+    print(
+        f"placement {run.placement} on {run.devices} device{'s' if run.devices != 1 else ''}{why}"
+    )
     print(f"run folder {folder}", flush=True)
 
 
 def add_to_summary(
-    run: Run, result: dict[str, Any], folder: Path, before_s: float, wall_s: float, signalled: int | None
+    run: Run,
+    result: dict[str, Any],
+    folder: Path,
+    before_s: float,
+    wall_s: float,
+    signalled: int | None,
 ) -> dict[str, Any]:
     """Complete ``summary.json`` with settings, times and the signal that ended the run.
 
@@ -461,7 +528,8 @@ def add_to_summary(
 
 
 def can_draw(env: VecEnv | HostEnv) -> bool:
-    """Check whether ``python -m jaxrl_fast.render`` supports a run's environment, without making another one.
+    """Check whether ``python -m jaxrl_fast.render`` supports a run's environment, without making
+    another one.
 
     Args:
         env: Environments of the run.
@@ -474,7 +542,9 @@ def can_draw(env: VecEnv | HostEnv) -> bool:
     return env.draws
 
 
-def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: list[str], draws: bool) -> None:
+def print_closing(
+    run: Run, summary: dict[str, Any], folder: Path, pictures: list[str], draws: bool
+) -> None:
     """Print result, speed, paths, and the commands for this run.
 
     Args:
@@ -484,10 +554,17 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
         pictures: Names of pictures in the folder.
         draws: Whether to print the command that draws episodes.
     """
-    steps, cut = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates", summary["stopped_by"]
+    steps, cut = (
+        f"{summary['env_steps']:,} steps and {summary['updates']:,} updates",
+        summary["stopped_by"],
+    )
     steps += f", stopped by {STOP_RETURN}" if cut == STOP_RETURN else ""
     interval = summary.get("eval_return_ci95")
-    spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"
+    spread = (
+        f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]"
+        if interval
+        else "std over episodes"
+    )
     value = "" if interval else f" ± {summary['eval_return_std'] or 0.0:.1f}"
     if summary["eval_return_mean"] is None:
         why = run_folder.UNEVALUATED.get(read_status(folder).get("eval.every"), run_folder.NOT_YET)
@@ -499,7 +576,9 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
         last = "last measured " if cut and cut != STOP_RETURN else ""
         print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes}) after {steps}")
     if summary.get("truncated_episodes"):
-        print(f"{summary['truncated_episodes']:,} running episodes were truncated for evaluations (eval.share)")
+        print(
+            f"{summary['truncated_episodes']:,} running episodes were truncated for evaluations (eval.share)"
+        )
     best = summary.get("best") or {}
     if "fresh_return_mean" in best:
         chosen = f"selected for {best['return_mean']:.1f} after {best['env_steps']:,} steps"
@@ -507,7 +586,9 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
             f"best policy {best['fresh_return_mean']:.1f} ± {best['fresh_return_std']:.1f} in new episodes ({chosen})"
         )
     if summary["dropped_updates"]:
-        print(f"{summary['dropped_updates']:,} updates were dropped because of numbers that are not finite")
+        print(
+            f"{summary['dropped_updates']:,} updates were dropped because of numbers that are not finite"
+        )
     print(
         f"{clock(summary['wall_s'])} in total, {summary['time_to_first_step_s']:.1f} s to the first step; "
         f"{si(summary['sampling_hz'])} steps/s, {si(summary['update_hz'])} updates/s of {summary['batch_size']}, "
@@ -516,7 +597,16 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
     if summary["evaluator_memory_mb"]:
         waited = f"training waited {summary['eval_wait_s']:.1f} s for it"
         print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
-    files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
+    files = [
+        "report.html",
+        "summary.json",
+        "curve.png",
+        "graph.svg",
+        *pictures,
+        "policy/",
+        "metrics.csv",
+        "evals.csv",
+    ]
     print(f"{folder}: {', '.join(file for file in files if (folder / file).exists())}")
     own = named_again({"algo": {**run.algo_options, **algo_words(run)}})
     if cut:

@@ -11,7 +11,14 @@ from omegaconf import OmegaConf
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FEWER, FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM, make_named
-from jaxrl_fast.commands.layers import Layer, environments, read_checkpoint, read_file, sources_of, tuned_settings
+from jaxrl_fast.commands.layers import (
+    Layer,
+    environments,
+    read_checkpoint,
+    read_file,
+    sources_of,
+    tuned_settings,
+)
 from jaxrl_fast.core import Box, EnvSpec
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
@@ -26,7 +33,15 @@ from jaxrl_fast.runtime.placements import PLACEMENTS, worker_acting
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value, read_word, run_keys, written
+from jaxrl_fast.settings.schema import (
+    ConfigError,
+    Key,
+    nearest,
+    read_value,
+    read_word,
+    run_keys,
+    written,
+)
 from jaxrl_fast.settings.signatures import OTHERS, REQUIRED, algo_keys, option_keys
 from jaxrl_fast.training.callbacks import check_stop
 from jaxrl_fast.training.job import JobOptions
@@ -52,7 +67,8 @@ class Run(schema.RunSchema):
         tuned_file: File of tuned settings that was applied, relative to the config folder, or None.
         requeued: Whether the folder may contain an earlier start of the same run.
         processes: Processes named on the command line, or None.
-        auto_width: Whether to replace ``num_envs`` by the fastest number here with as many samples per update.
+        auto_width: Whether to replace ``num_envs`` by the fastest number here with as many samples
+            per update.
         auto_overlap: Whether to replace ``overlap`` by the fastest value here.
         sources: Origin of each setting that is not a default, by key.
     """
@@ -97,7 +113,9 @@ def job_options(run: Run) -> JobOptions:
         The options.
     """
     graph, options = graph_options(run), _applied_to("job", run)
-    return JobOptions(**options, graph=graph, placement=run.placement, eval=run.eval, checkpoints=run.checkpoint)
+    return JobOptions(
+        **options, graph=graph, placement=run.placement, eval=run.eval, checkpoints=run.checkpoint
+    )
 
 
 def _applied_to(target: str, run: Run) -> dict[str, Any]:
@@ -130,7 +148,11 @@ def with_defaults(run: Run, spec: EnvSpec) -> Run:
     Returns:
         The settings, with their origin.
     """
-    found = {name: value for name, value in of_environment(run.algo, spec).items() if f"algo.{name}" not in run.sources}
+    found = {
+        name: value
+        for name, value in of_environment(run.algo, spec).items()
+        if f"algo.{name}" not in run.sources
+    }
     sources = run.sources | {f"algo.{name}": f"{CHOSEN}the environment" for name in found}
     return dataclasses.replace(run, algo_options=run.algo_options | found, sources=sources)
 
@@ -155,7 +177,8 @@ def with_bridge(run: Run) -> Run:
         run: Settings of the run.
 
     Returns:
-        The settings, with ``worker`` for the placement `WORKER_ACTING`, and elsewhere only if it was written.
+        The settings, with ``worker`` for the placement `WORKER_ACTING`, and elsewhere only if it
+        was written.
     """
     given, written_by = run.pool["bridge"], run.sources.get("pool.bridge", FOLLOWS_PLACEMENT)
     follows = given == "worker" and written_by == FOLLOWS_PLACEMENT
@@ -175,8 +198,14 @@ def make_envs(run: Run) -> VecEnv | HostEnv:
     Raises:
         ValueError: The environment refuses its id or an option.
     """
-    pool = {name: value for name, value in run.pool.items() if value is not None and may_be_host(run.env)}
-    return envs.make_vec(run.env, num_envs=run.num_envs, num_seeds=run.num_seeds, pool=pool, **run.env_options)
+    pool = {
+        name: value
+        for name, value in run.pool.items()
+        if value is not None and may_be_host(run.env)
+    }
+    return envs.make_vec(
+        run.env, num_envs=run.num_envs, num_seeds=run.num_seeds, pool=pool, **run.env_options
+    )
 
 
 def make_evaluation_envs(run: Run) -> VecEnv | HostEnv:
@@ -231,7 +260,8 @@ def env_name(run: Run) -> str:
 def to_yaml(run: Run) -> str:
     """Format a run as a file for ``config=<file>``.
 
-    It omits the folder of results, and the processes, since one process with as many devices computes the same.
+    It omits the folder of results, and the processes, since one process with as many devices
+    computes the same.
 
     Args:
         run: Settings of the run.
@@ -263,7 +293,10 @@ def _to_tree(run: Run) -> dict[str, Any]:
             alone[name] = getattr(run, name)
     return {
         "env": {"name": run.env, **known, **({"options": options} if options else {})},
-        "algo": {**algo_words(run), **{key: plain(value) for key, value in run.algo_options.items()}},
+        "algo": {
+            **algo_words(run),
+            **{key: plain(value) for key, value in run.algo_options.items()},
+        },
         "eval": dataclasses.asdict(run.eval),
         "checkpoint": dataclasses.asdict(run.checkpoint),
         **({"stop": {"return": run.stop.return_}} if run.stop.return_ is not None else {}),
@@ -291,7 +324,10 @@ CONTINUOUS = "continuous actions"
 FOLLOWS, CHOSEN = "follows num_envs and total_steps", "chosen for "
 """Origins of settings, other than files."""
 FOLLOWS_STEPS, AUTOS = "follows total_steps", ("num_envs", "overlap")
-NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
+NEEDS = {
+    **{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()},
+    "custom": ("make", "my_package.make"),
+}
 NEEDS |= {suite: ("file", file) for suite, file in envs.OF_FILES.items()}
 """Suites -> the key of ``env.*`` that is required, and an example."""
 
@@ -314,7 +350,9 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     checkpoint = read_checkpoint(given)
     file = checkpoint or read_file(given.values.pop("config", None))
     written_in = sources_of((*schema.GROUPS, *AUTOS, "tuned"), given, file)
-    auto_width, auto_overlap = (_take_auto(name, given, file) and checkpoint is None for name in AUTOS)
+    auto_width, auto_overlap = (
+        _take_auto(name, given, file) and checkpoint is None for name in AUTOS
+    )
     tuned = given.values.pop("tuned", file.values.pop("tuned", True))
     tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
     placed = given.values.get("placement", AUTO) != AUTO
@@ -329,15 +367,25 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     keys = {**run_keys(), **algo_keys(algo)}
     values = {name: key.default for name, key in keys.items()}
     sources = {"algo": f"{CHOSEN}{actions}" if actions else defaults.source.removesuffix(": ")}
-    unnamed = {name: value for name, value in schema.EARLIER.items() if checkpoint is not None and name in keys}
+    unnamed = {
+        name: value
+        for name, value in schema.EARLIER.items()
+        if checkpoint is not None and name in keys
+    }
     for layer in (defaults, tuned_values, Layer("checkpoint: ", unnamed), file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(sources_of(layer.values, layer))
     sources.update(written_in)
-    if algo in FEWER and not any("num_envs" in layer.values for layer in (tuned_values, file, given)):
+    if algo in FEWER and not any(
+        "num_envs" in layer.values for layer in (tuned_values, file, given)
+    ):
         values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
         sources["num_envs"] += "" if auto_width else f", {FOLLOWS_STEPS}"
-    between = [name for name in ("eval.share", "stop.return") if values[name] is not None and values[name] is not False]
+    between = [
+        name
+        for name in ("eval.share", "stop.return")
+        if values[name] is not None and values[name] is not False
+    ]
     if between and "eval.beside" not in (given.values if between[-1] in given.values else sources):
         values["eval.beside"], sources["eval.beside"] = False, f"follows {between[-1]}"
     _check_env(env, values)
@@ -349,21 +397,38 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
                 f"pool.bridge={values['pool.bridge']}: placement={WORKER_ACTING} has pool.bridge=worker: leave one out"
             )
         values["pool.bridge"], sources["pool.bridge"] = "worker", FOLLOWS_PLACEMENT
-    elif placed and not named and values["pool.bridge"] == "worker":  # of a file, whose placement is replaced
+    elif (
+        placed and not named and values["pool.bridge"] == "worker"
+    ):  # of a file, whose placement is replaced
         values["pool.bridge"], sources["pool.bridge"] = "host", FOLLOWS_PLACEMENT
     if "/" in (values["name"] or ""):
-        raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
+        raise ConfigError(
+            f"name={values['name']}: it is part of a folder's name, so write it without a slash"
+        )
     tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None
-    chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
+    chosen = {
+        "tuned_file": tuned_file,
+        "requeued": requeued,
+        "auto_width": auto_width,
+        "auto_overlap": auto_overlap,
+    }
     run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
     check_stop(run.stop.return_, run.eval)
-    needed = [f"algo.{name}" for name, value in run.algo_options.items() if value == REQUIRED and complete]
+    needed = [
+        f"algo.{name}" for name, value in run.algo_options.items() if value == REQUIRED and complete
+    ]
     if needed:
-        raise ConfigError(f"algo.make={algo} needs {needed[0]}: write a value, as in {needed[0]}=...")
+        raise ConfigError(
+            f"algo.make={algo} needs {needed[0]}: write a value, as in {needed[0]}=..."
+        )
     found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
     run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
-    run.sources.update((name, "follows num_envs") for name in ("pool.num_groups",) if values[name] is None)
-    run.sources.update((name, FOLLOWS_STEPS) for name in ("eval.every", "checkpoint.every") if values[name] is None)
+    run.sources.update(
+        (name, "follows num_envs") for name in ("pool.num_groups",) if values[name] is None
+    )
+    run.sources.update(
+        (name, FOLLOWS_STEPS) for name in ("eval.every", "checkpoint.every") if values[name] is None
+    )
     return run
 
 
@@ -384,12 +449,17 @@ def env_keys(run: Run) -> dict[str, Key]:
         ValueError: The environment's package or function cannot be imported.
     """
     known, custom = run_keys(), run.env == "custom"
-    chosen: dict[str, Any] = {name: run.env_options[name] for name in ("id", "make", "file") if name in run.env_options}
+    chosen: dict[str, Any] = {
+        name: run.env_options[name] for name in ("id", "make", "file") if name in run.env_options
+    }
     suite, own = envs.resolve(run.env, chosen)
     found = {"episode_length": known["env.episode_length"]} if custom else {}
     for function in envs.makers(run.env, chosen):
         taken = option_keys(function)
-        found = {**found, **{name: key for name, key in taken.items() if custom or name not in SELECTED}}
+        found = {
+            **found,
+            **{name: key for name, key in taken.items() if custom or name not in SELECTED},
+        }
     others = found.pop(OTHERS, None)
     found["frame_stack"] = known["env.frame_stack"]._replace(default=envs.FRAME_STACK.get(suite))
     found |= {} if others is None else {OTHERS: others}
@@ -414,10 +484,11 @@ def options_of(group: str) -> list[str]:
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
-    """Remove ``auto`` as the value of a key from the layers, and return whether it is the effective value.
+    """Remove ``auto`` as the value of a key from the layers, and return whether it is the effective
+    value.
 
-    The remaining value is the start of the selection, for ``num_envs`` the number that determines the samples per
-    update.
+    The remaining value is the start of the selection, for ``num_envs`` the number that determines
+    the samples per update.
     """
     asked = given.values.get(key, file.values.get(key))
     for layer in (given, file):
@@ -427,13 +498,17 @@ def _take_auto(key: str, given: Layer, file: Layer) -> bool:
 
 
 def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
-    """Return the names of the groups, and the file's settings without the settings of a replaced group."""
+    """Return the names of the groups, and the file's settings without the settings of a replaced
+    group.
+    """
     groups, values = {}, dict(file.values)
     for group in schema.GROUPS:
         chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
         names = [_known_option(group, written(value)) for value in chosen]
         if len(set(names)) > 1:
-            values = {key: value for key, value in values.items() if not key.startswith(f"{group}.")}
+            values = {
+                key: value for key, value in values.items() if not key.startswith(f"{group}.")
+            }
         if names:
             groups[group] = names[-1]
     return groups, Layer(file.source, values)
@@ -450,7 +525,9 @@ def _known_option(group: str, name: str) -> str:
 
 
 def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
-    """Return the settings of the groups, and of the tuned file if one applies. ``id`` is within a suite."""
+    """Return the settings of the groups, and of the tuned file if one applies. ``id`` is within a
+    suite.
+    """
     env = groups.get("env", schema.choice_keys()["env"].default)
     row = environments()[env]
     algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
@@ -466,15 +543,25 @@ def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> t
 
 
 def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -> str | None:
-    """Return the kind of actions of an environment of Gymnasium if it determines the algorithm, else None.
+    """Return the kind of actions of an environment of Gymnasium if it determines the algorithm,
+    else None.
 
     Other suites have default algorithms that support all kinds of actions.
     """
     env = groups.get("env")
-    if env != "gymnasium" or id is None or "algo" in groups or written(id) in environments()[env]["algo_of_id"]:
+    if (
+        env != "gymnasium"
+        or id is None
+        or "algo" in groups
+        or written(id) in environments()[env]["algo_of_id"]
+    ):
         return None
     prefix = "env.options."
-    options = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    options = {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }
     try:
         space = import_module("jaxrl_fast.envs.from_gymnasium").look(written(id), **options)
     except (ValueError, EnvFailed):  # the run reports it when it makes its environments
@@ -490,7 +577,9 @@ def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str
             typed[name] = value
             continue
         if name not in keys:
-            raise ConfigError(f"{layer.source}unknown key '{name}' for {of_what}: {_nearest_key(name, keys)}")
+            raise ConfigError(
+                f"{layer.source}unknown key '{name}' for {of_what}: {_nearest_key(name, keys)}"
+            )
         try:
             typed[name] = read_value(name, value, keys[name])
         except ConfigError as error:
@@ -508,17 +597,27 @@ def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
     hint = nearest(name, keys)
     if hint.startswith("write one of"):
         hint = f"write one of {', '.join(section)}" if section else "--help lists the keys"
-    return f"{hint} (write +{name}=... for an option of the environment)" if name.startswith("env.") else hint
+    return (
+        f"{hint} (write +{name}=... for an option of the environment)"
+        if name.startswith("env.")
+        else hint
+    )
 
 
 def _own_algorithm(algo: str, layers: Iterable[Layer]) -> str:
     """Return the path of a user's factory if the algorithm is ``custom``, else its name."""
-    asked = [layer.values["algo.make"] for layer in layers if layer.values.get("algo.make") is not None]
+    asked = [
+        layer.values["algo.make"] for layer in layers if layer.values.get("algo.make") is not None
+    ]
     make = read_value("algo.make", asked[0], run_keys()["algo.make"]) if asked else None
     if algo == CUSTOM and make is None:
-        raise ConfigError("algo=custom needs algo.make: write for example algo=custom algo.make=my_package.make")
+        raise ConfigError(
+            "algo=custom needs algo.make: write for example algo=custom algo.make=my_package.make"
+        )
     if algo != CUSTOM and make is not None:
-        raise ConfigError(f"algo.make={make} has no effect with algo={algo}: write it with algo=custom")
+        raise ConfigError(
+            f"algo.make={make} has no effect with algo={algo}: write it with algo=custom"
+        )
     return algo if make is None else make.replace(":", ".")
 
 
@@ -528,23 +627,37 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
     for key in ("id", "make", "file"):
         if key != needed and values[f"env.{key}"] is not None:
             takers = " or ".join(f"env={name}" for name, need in NEEDS.items() if need[0] == key)
-            raise ConfigError(f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}")
+            raise ConfigError(
+                f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}"
+            )
     if needed is not None and values[f"env.{needed}"] is None:
-        raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")
+        raise ConfigError(
+            f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}"
+        )
 
 
 def _check_effects(env: str, given: Layer, values: Mapping[str, Any]) -> None:
     """Refuse words of a command that would change nothing."""
     unused = [name for name in given.values if name.startswith("pool.") and not may_be_host(env)]
     if unused:
-        raise ConfigError(f"{unused[0]} has no effect with env={env}, which is compiled: write env=gymnasium or atari")
+        raise ConfigError(
+            f"{unused[0]} has no effect with env={env}, which is compiled: write env=gymnasium or atari"
+        )
     if "algo.memory" in given.values and values.get("algo.recurrent_size") == 0:
-        raise ConfigError(f"algo.memory={values['algo.memory']} needs a size: add algo.recurrent_size=64")
+        raise ConfigError(
+            f"algo.memory={values['algo.memory']} needs a size: add algo.recurrent_size=64"
+        )
 
 
-def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], others: dict[str, Any]) -> Run:
+def _make_run(
+    env: str, algo: str, placement: str, values: dict[str, Any], others: dict[str, Any]
+) -> Run:
     def section(prefix: str) -> dict[str, Any]:
-        return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+        return {
+            key.removeprefix(prefix): value
+            for key, value in values.items()
+            if key.startswith(prefix)
+        }
 
     options = section("env.options.")
     algo_options = section("algo.")
@@ -552,10 +665,14 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
     if REQUIRED not in algo_options.values():
         sizes = make_named(algo, **algo_options).sizes(values["num_envs"], values["total_steps"])
         algo_options |= {name: size for name, size in sizes.items() if name in algo_options}
-    env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
+    env_options = {
+        k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")
+    }
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
-        raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
+        raise ConfigError(
+            "distributed=off means a single process: leave it out, or the other distributed.* keys"
+        )
     pool_sizes = (values[name] for name in ("num_envs", "num_seeds", "pool.workers", "pool.order"))
     tenth, every = max(1, values["total_steps"] // 10), values["eval.every"]
     return Run(
@@ -567,8 +684,11 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         algo_options=algo_options,
         placement=placement,
         eval=schema.EvalOptions(**section("eval.") | {"every": tenth if every is None else every}),
-        checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
+        checkpoint=schema.Checkpoints(
+            **section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}
+        ),
         stop=schema.StopOptions(values["stop.return"]),
-        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(*pool_sizes)},
+        pool=section("pool.")
+        | {"num_groups": values["pool.num_groups"] or default_groups(*pool_sizes)},
         processes=named,
     )

@@ -1,8 +1,10 @@
-"""The autotuner's findings on this machine: a JSON file in the user's cache folder, read by all commands.
+"""The autotuner's findings on this machine: a JSON file in the user's cache folder, read by all
+commands.
 
-The key of a finding is the machine (device kind and count, cores), the versions, the work (environment and options,
-algorithm and networks, without hyper-parameters, which do not change the speed) and its sizes. Settings that do not
-change training results are also taken from findings for other sizes of the same work.
+The key of a finding is the machine (device kind and count, cores), the versions, the work
+(environment and options, algorithm and networks, without hyper-parameters, which do not change the
+speed) and its sizes. Settings that do not change training results are also taken from findings for
+other sizes of the same work.
 """
 
 import dataclasses
@@ -27,7 +29,13 @@ from jaxrl_fast.settings.schema import resume_rule
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import Tell, to_stderr
 
-SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
+SIZES = (
+    "num_envs",
+    "algo.rollout_length",
+    "algo.updates_per_tick",
+    "algo.batch_size",
+    "algo.num_minibatches",
+)
 """Settings that determine how much is computed at once."""
 FREE = {"placement", "devices", "pool.workers", "at_once"}
 """Settings of a finding that do not change training results."""
@@ -93,12 +101,21 @@ def make_key(asked: Run, device: Device, objective: str = "training") -> Finding
     settings = flat_settings(asked)
     rates = set(make_algorithm(asked).hyper._fields)
     computed = [
-        k for k in settings if resume_rule(k) == "fixed" and k != "seed" and k.removeprefix("algo.") not in rates
+        k
+        for k in settings
+        if resume_rule(k) == "fixed" and k != "seed" and k.removeprefix("algo.") not in rates
     ]
     work = {k: settings[k] for k in (*computed, "placement", "devices")} | {"objective": objective}
     sizes = {k: work.pop(k, settings.get(k)) for k in SIZES}
-    here = {**device._asdict(), "cores": machine.cpu_cores(), "jax": jax.__version__, "jaxrl_fast": __version__}
-    return FindingKey(*(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes)))
+    here = {
+        **device._asdict(),
+        "cores": machine.cpu_cores(),
+        "jax": jax.__version__,
+        "jaxrl_fast": __version__,
+    }
+    return FindingKey(
+        *(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes))
+    )
 
 
 def cpu_device() -> Device:
@@ -178,7 +195,8 @@ def look_up(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
 
 
 def look_up_free(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
-    """Look up the finding for this work, else the last one for other sizes; use only its ``free`` settings.
+    """Look up the finding for this work, else the last one for other sizes; use only its ``free``
+    settings.
 
     Args:
         key: Key of the finding.
@@ -206,9 +224,13 @@ def read(tell: Tell = to_stderr) -> dict[FindingKey, Finding]:
         return {}
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["findings"]
-        return {FindingKey(**entry["key"]): _checked(Finding(**entry["finding"])) for entry in entries}
+        return {
+            FindingKey(**entry["key"]): _checked(Finding(**entry["finding"])) for entry in entries
+        }
     except (OSError, ValueError, TypeError, KeyError) as error:
-        tell(f"{path} cannot be read ({type(error).__name__}) and counts as empty; autotune clear removes it")
+        tell(
+            f"{path} cannot be read ({type(error).__name__}) and counts as empty; autotune clear removes it"
+        )
         return {}
 
 
@@ -247,7 +269,9 @@ def write(path: Path, findings: dict[FindingKey, Finding]) -> None:
         findings: Findings by key.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    entries = [{"key": key._asdict(), "finding": finding._asdict()} for key, finding in findings.items()]
+    entries = [
+        {"key": key._asdict(), "finding": finding._asdict()} for key, finding in findings.items()
+    ]
     replace_file(path, json.dumps({"findings": entries}, indent=1) + "\n")
 
 
@@ -263,10 +287,14 @@ def apply(run: Run, settings: dict[str, Any]) -> Run:
     """
     own = {key: value for key, value in settings.items() if "." not in key}
     algo, pool = (
-        {k.removeprefix(f"{g}."): v for k, v in settings.items() if k.startswith(f"{g}.")} for g in ("algo", "pool")
+        {k.removeprefix(f"{g}."): v for k, v in settings.items() if k.startswith(f"{g}.")}
+        for g in ("algo", "pool")
     )
     return dataclasses.replace(
-        run, **own, algo_options={**run.algo_options, **algo}, pool={**run.pool, **pool} if pool else run.pool
+        run,
+        **own,
+        algo_options={**run.algo_options, **algo},
+        pool={**run.pool, **pool} if pool else run.pool,
     )
 
 
@@ -310,7 +338,9 @@ def _checked(finding: Finding) -> Finding:
     settings = finding.learning | finding.free
     words = {"placement": [machine.AUTO, *PLACEMENTS], "overlap": get_args(Overlap)}
     known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= FREE
-    possible = [v in words[k] if k in words else type(v) is int and v >= 0 for k, v in settings.items()]
+    possible = [
+        v in words[k] if k in words else type(v) is int and v >= 0 for k, v in settings.items()
+    ]
     if not known or not all(possible):
         raise ValueError(finding)
     return finding

@@ -1,7 +1,8 @@
 """Action selection in two parts: one runs before a rollout, the other needs observations.
 
-A traced function becomes a flat list of operations. Operations that depend on parameters, rates and random keys only
-run ahead, for all steps of a rollout in one call. The others are the program that worker processes run at each step.
+A traced function becomes a flat list of operations. Operations that depend on parameters, rates and
+random keys only run ahead, for all steps of a rollout in one call. The others are the program that
+worker processes run at each step.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +65,8 @@ class Split(NamedTuple):
     """A function in two parts.
 
     Attributes:
-        ahead: Operations before the rollout, in order: for the whole rollout, and for each of its steps.
+        ahead: Operations before the rollout, in order: for the whole rollout, and for each of its
+            steps.
         act: Operations of each step, in order.
         given: Values that ``act`` gets from ``ahead`` or from its inputs, in order.
         when: When each of ``given`` is available: `When.TICK` or `When.STEP`.
@@ -104,13 +106,21 @@ def split(function: Callable[..., Any], tick: Any, step: Any, act: Any) -> Split
     outputs = program.inline(jaxprs.program_of(closed), values)
     when = {value.number: at for at, of_time in inputs.items() for value in of_time}
     for operation in program.operations:
-        latest = max([when[i.number] for i in operation.inputs if isinstance(i, Value)], default=When.ALWAYS)
+        latest = max(
+            [when[i.number] for i in operation.inputs if isinstance(i, Value)], default=When.ALWAYS
+        )
         when |= {value.number: latest for value in operation.outputs}
     live = _live(program.operations, outputs)
-    acting = _with_broadcasts([op for op in live if when[op.outputs[0].number] == When.ACT], live, outputs)
-    made = {value.number for op in acting for value in op.outputs} | {value.number for value in inputs[When.ACT]}
+    acting = _with_broadcasts(
+        [op for op in live if when[op.outputs[0].number] == When.ACT], live, outputs
+    )
+    made = {value.number for op in acting for value in op.outputs} | {
+        value.number for value in inputs[When.ACT]
+    }
     read = [value for op in acting for value in op.inputs] + outputs
-    given = list({v.number: v for v in read if isinstance(v, Value) and v.number not in made}.values())
+    given = list(
+        {v.number: v for v in read if isinstance(v, Value) and v.number not in made}.values()
+    )
     ahead = _live([op for op in live if when[op.outputs[0].number] != When.ACT], given)
     times = [max(when[value.number], When.TICK) for value in given]
     of_steps = [when[op.outputs[0].number] == When.STEP for op in ahead]
@@ -132,14 +142,18 @@ class _Flat:
 
     def inline(self, program: jaxprs.TracedProgram, values: Sequence[Input]) -> list[Input]:
         jaxpr, consts = program
-        known: dict[Any, Input] = dict(zip(jaxpr.constvars, map(self.constant, consts), strict=True))
+        known: dict[Any, Input] = dict(
+            zip(jaxpr.constvars, map(self.constant, consts), strict=True)
+        )
         known |= zip(jaxpr.invars, values, strict=True)
 
         def read(atom: Any) -> Input:
             return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else known[atom]
 
         for eqn in jaxpr.eqns:
-            known |= zip(eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True)
+            known |= zip(
+                eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True
+            )
         return [read(atom) for atom in jaxpr.outvars]
 
     def constant(self, value: Any) -> Input:
@@ -165,14 +179,20 @@ class _Flat:
             results = primitive.bind(*arrays, **params)
             return results if primitive.multiple_results else [results]
 
-        if inputs and all(isinstance(x, np.ndarray) and x.ndim == 0 for x in inputs) and not eqn.outvars[0].aval.shape:
+        if (
+            inputs
+            and all(isinstance(x, np.ndarray) and x.ndim == 0 for x in inputs)
+            and not eqn.outvars[0].aval.shape
+        ):
             return [np.asarray(result) for result in call(*inputs)]
         outputs = [self.value(var.aval) for var in eqn.outvars]
         self.operations.append(Operation(primitive.name, params, inputs, outputs, call))
         return list(outputs)
 
     def one_step(self, eqn: Any, body: jaxprs.TracedProgram, inputs: list[Input]) -> list[Input]:
-        """Write out a loop of one step, whose stacked inputs and results have an additional axis of length 1."""
+        """Write out a loop of one step, whose stacked inputs and results have an additional axis of
+        length 1.
+        """
         step_inputs = zip(inputs, jaxprs.shapes_of(body.jaxpr.invars), strict=True)
         results = self.inline(body, [self.reshaped(x, shape) for x, shape in step_inputs])
         stacked = zip(results, jaxprs.shapes_of(eqn.outvars), strict=True)
@@ -200,8 +220,12 @@ def _live(operations: Sequence[Operation], results: Sequence[Input]) -> list[Ope
     return live[::-1]
 
 
-def _with_broadcasts(acting: list[Operation], live: Sequence[Operation], outputs: Sequence[Input]) -> list[Operation]:
-    """Add the broadcasts and reshapes whose results ``acting`` reads, since their inputs are smaller."""
+def _with_broadcasts(
+    acting: list[Operation], live: Sequence[Operation], outputs: Sequence[Input]
+) -> list[Operation]:
+    """Add the broadcasts and reshapes whose results ``acting`` reads, since their inputs are
+    smaller.
+    """
     broadcasts = {op.outputs[0].number: op for op in live if _is_view(op)}
     order = {id(op): i for i, op in enumerate(live)}
     chosen = {id(op): op for op in acting}
@@ -221,7 +245,9 @@ def _is_view(operation: Operation) -> bool:
         return True
     if operation.name not in ("reshape", "expand_dims", "squeeze"):
         return False
-    before, after = ([size for size in x.shape if size != 1] for x in (operation.inputs[0], operation.outputs[0]))
+    before, after = (
+        [size for size in x.shape if size != 1] for x in (operation.inputs[0], operation.outputs[0])
+    )
     return before == after
 
 
@@ -239,7 +265,9 @@ def run_operations(operations: Sequence[Operation], known: dict[int, Any]) -> di
     for operation in operations:
         inputs = [known[x.number] if isinstance(x, Value) else x for x in operation.inputs]
         results = operation.call(*inputs)
-        known |= {value.number: result for value, result in zip(operation.outputs, results, strict=True)}
+        known |= {
+            value.number: result for value, result in zip(operation.outputs, results, strict=True)
+        }
     return known
 
 
@@ -254,14 +282,16 @@ def require_same(one: Split, other: Split) -> None:
         ValueError: The values that the steps get differ.
     """
     kinds = [
-        [(len(v.shape), v.dtype, at) for v, at in zip(each.given, each.when, strict=True)] for each in (one, other)
+        [(len(v.shape), v.dtype, at) for v, at in zip(each.given, each.when, strict=True)]
+        for each in (one, other)
     ]
     if kinds[0] != kinds[1]:
         raise ValueError("action selection depends on the number of environments")
 
 
 def environment_axes(one: Split, other: Split, sizes: tuple[int, int]) -> list[int | None]:
-    """Return the axis of the environments in each given value, by comparing two numbers of environments.
+    """Return the axis of the environments in each given value, by comparing two numbers of
+    environments.
 
     Args:
         one: Split of the function for some number of environments.
@@ -277,7 +307,11 @@ def environment_axes(one: Split, other: Split, sizes: tuple[int, int]) -> list[i
     require_same(one, other)
     axes: list[int | None] = []
     for a, b in zip(one.given, other.given, strict=True):
-        differing = [axis for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes[0] != sizes[1]]
+        differing = [
+            axis
+            for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True))
+            if sizes[0] != sizes[1]
+        ]
         if any((a.shape[axis], b.shape[axis]) != sizes for axis in differing) or len(differing) > 1:
             raise ValueError("action selection relates environments to each other")
         axes.append(differing[0] if differing else None)
@@ -285,17 +319,21 @@ def environment_axes(one: Split, other: Split, sizes: tuple[int, int]) -> list[i
 
 
 def require_apart(program: Split) -> None:
-    """Check with random inputs that no environment's results depend on another's observation, memory or end.
+    """Check with random inputs that no environment's results depend on another's observation,
+    memory or end.
 
     Args:
-        program: Split function for several environments, the first axis of its inputs at each step and of its results.
+        program: Split function for several environments, the first axis of its inputs at each step
+            and of its results.
 
     Raises:
         ValueError: One does, as with ``x - x.mean(0)``.
     """
     rng = np.random.default_rng(0)
     known = {value.number: _random(rng, value) for value in program.given}
-    one, other = ({value.number: _random(rng, value) for value in program.inputs[When.ACT]} for _ in range(2))
+    one, other = (
+        {value.number: _random(rng, value) for value in program.inputs[When.ACT]} for _ in range(2)
+    )
     changed = {number: np.concatenate([other[number][:1], x[1:]]) for number, x in one.items()}
     made = [out for out in program.outputs if isinstance(out, Value) and out.number not in known]
 

@@ -52,24 +52,36 @@ MakePolicy = Callable[[Actions, jax.Array, PyTree], Distribution]
 
 
 def sample_action(
-    space: Actions, *, remember: bool, outputs_of: OutputsOf = itemgetter("actor"), policy: MakePolicy = policy_of
+    space: Actions,
+    *,
+    remember: bool,
+    outputs_of: OutputsOf = itemgetter("actor"),
+    policy: MakePolicy = policy_of,
 ) -> Decide:
     """Return action selection that samples from the policy, or takes its mode without exploration.
 
     Args:
         space: Action space.
-        remember: Whether to store the raw action and its log-probability, as ``raw_action`` and ``log_prob``.
-        outputs_of: Picks the policy's outputs, ``[..., num_outputs(space)]``, from the outputs by part.
+        remember: Whether to store the raw action and its log-probability, as ``raw_action`` and
+            ``log_prob``.
+        outputs_of: Picks the policy's outputs, ``[..., num_outputs(space)]``, from the outputs by
+            part.
         policy: Builds the distribution, as `policy_of`.
 
     Returns:
         The `Decide` function.
     """
 
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    def decide(
+        outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple:
         dist = policy(space, outputs_of(outputs), obs)
         raw = distributions.sample(dist, key) if explore else distributions.mode(dist)
-        extras = {"raw_action": raw, "log_prob": distributions.log_prob(dist, raw)} if explore and remember else {}
+        extras = (
+            {"raw_action": raw, "log_prob": distributions.log_prob(dist, raw)}
+            if explore and remember
+            else {}
+        )
         return distributions.to_action(space, raw, dist), state, extras
 
     return decide
@@ -93,11 +105,14 @@ def temperature_network(initial: float) -> Network:
 
 
 TEMPERATURES = 1e-8, 1e4
-"""Smallest and largest temperature. One that no policy can hold at its target entropy would grow without end."""
+"""Smallest and largest temperature. One that no policy can hold at its target entropy would grow
+without end.
+"""
 
 
 def temperature_optimizer() -> MakeOptimizer:
-    """Return Adam with the learning rate ``hyper.temperature_learning_rate``, within `TEMPERATURES`.
+    """Return Adam with the learning rate ``hyper.temperature_learning_rate``, within
+    `TEMPERATURES`.
 
     Returns:
         The factory of the optimizer.
@@ -137,8 +152,9 @@ def unit_policy(outputs: jax.Array) -> jax.Array:
 def noisy_action(space: Box, spread: float) -> tuple[Decide, InitDecide]:
     """Return action selection that adds normal noise to the action of the part ``actor``.
 
-    Environments have different standard deviations, in equal ratios, from ``hyper.exploration_noise / spread`` in the
-    first to ``hyper.exploration_noise * spread`` in the last. A single environment has ``hyper.exploration_noise``.
+    Environments have different standard deviations, in equal ratios, from
+    ``hyper.exploration_noise / spread`` in the first to ``hyper.exploration_noise * spread`` in the
+    last. A single environment has ``hyper.exploration_noise``.
 
     Args:
         space: Action space.
@@ -153,13 +169,17 @@ def noisy_action(space: Box, spread: float) -> tuple[Decide, InitDecide]:
     Source: Horgan et al. (2018), section 4.1, arXiv 1803.00933, which spreads ε.
     """
     if not 1.0 <= spread < math.inf:
-        raise ValueError(f"noise_spread={spread}: write a number of at least 1, which gives all environments one noise")
+        raise ValueError(
+            f"noise_spread={spread}: write a number of at least 1, which gives all environments one noise"
+        )
 
     def init(num_envs: int) -> jax.Array:
         place = jnp.linspace(-1.0, 1.0, num_envs) if num_envs > 1 else jnp.zeros(1)
         return spread**place
 
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    def decide(
+        outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple:
         unit = unit_policy(outputs["actor"])
         if explore:
             noise = hyper.exploration_noise * state[:, None] * jax.random.normal(key, unit.shape)
@@ -181,8 +201,11 @@ class RepeatedNoise(NamedTuple):
     steps_left: jax.Array
 
 
-def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -> tuple[Decide, InitDecide]:
-    """Return action selection that samples from the part ``actor`` with noise that is constant for n steps.
+def repeated_noise_action(
+    space: Box, max_repeats: int, exponent: float = 2.0
+) -> tuple[Decide, InitDecide]:
+    """Return action selection that samples from the part ``actor`` with noise that is constant for
+    n steps.
 
     Each environment draws n from 1 to ``max_repeats`` in proportion to ``n ** -exponent``.
 
@@ -194,21 +217,28 @@ def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -
     Returns:
         The `Decide` function and the initializer of its state.
 
-    Source: Dabney et al. (2021), section 5, arXiv 2006.01782; noise instead of an action: arXiv 2604.04539.
+    Source: Dabney et al. (2021), section 5, arXiv 2006.01782; noise instead of an action: arXiv
+    2604.04539.
     """
 
     def init(num_envs: int) -> RepeatedNoise:
         return RepeatedNoise(jnp.zeros((num_envs, space.low.size)), jnp.zeros(num_envs, jnp.int32))
 
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    def decide(
+        outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple:
         dist = distributions.tanh_normal(outputs["actor"])
         if not explore:
             return distributions.to_action(space, dist.mean), state, {}
         noise_key, repeats_key = jax.random.split(key)
         ended = state.steps_left == 0
         chances = -exponent * jnp.log(jnp.arange(1, max_repeats + 1, dtype=jnp.float32))
-        repeats = 1 + jax.random.categorical(repeats_key, chances, shape=ended.shape).astype(jnp.int32)
-        noise = jnp.where(ended[:, None], jax.random.normal(noise_key, state.noise.shape), state.noise)
+        repeats = 1 + jax.random.categorical(repeats_key, chances, shape=ended.shape).astype(
+            jnp.int32
+        )
+        noise = jnp.where(
+            ended[:, None], jax.random.normal(noise_key, state.noise.shape), state.noise
+        )
         state = RepeatedNoise(noise, jnp.where(ended, repeats, state.steps_left) - 1)
         return distributions.to_action(space, dist.mean + dist.scale * noise), state, {}
 
@@ -233,14 +263,17 @@ FALLING_EPSILON = Linear(1.0, 0.05, 0.1)
 """Default share of random actions, as of Stable-Baselines3's DQN: 5 % after a tenth of the run."""
 
 
-def epsilon_greedy(space: Actions, q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array) -> jax.Array:
+def epsilon_greedy(
+    space: Actions, q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array
+) -> jax.Array:
     """Select the greedy action, or with probability ``epsilon`` a uniformly random allowed action.
 
     Args:
         space: Action space.
         q: Q-values ``[..., num_joint(space)]``.
         obs: Observations, which may have a mask.
-        epsilon: Probability of a random action, scalar or one for each environment, which broadcasts to ``[...]``.
+        epsilon: Probability of a random action, scalar or one for each environment, which
+            broadcasts to ``[...]``.
         key: Random key.
 
     Returns:
@@ -350,8 +383,8 @@ def by_q_values(
 ) -> tuple[Decide, InitDecide]:
     """Return `epsilon_greedy` action selection with ``hyper.epsilon``, greedy without exploration.
 
-    With a spread, environments have different shares of random actions: ``hyper.epsilon`` to a power that grows from 1
-    in the first environment to ``1 + epsilon_spread`` in the last.
+    With a spread, environments have different shares of random actions: ``hyper.epsilon`` to a
+    power that grows from 1 in the first environment to ``1 + epsilon_spread`` in the last.
 
     Args:
         space: Action space.
@@ -365,9 +398,15 @@ def by_q_values(
     """
 
     def init(num_envs: int) -> PyTree:
-        return 1.0 + epsilon_spread * jnp.arange(num_envs) / max(num_envs - 1, 1) if epsilon_spread else ()
+        return (
+            1.0 + epsilon_spread * jnp.arange(num_envs) / max(num_envs - 1, 1)
+            if epsilon_spread
+            else ()
+        )
 
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    def decide(
+        outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple:
         q = q_of(outputs)
         if not explore:
             return of_number(space, greedy_action(space, q, obs)), state, {}
@@ -400,11 +439,12 @@ class Carry(NamedTuple):
     """State of action selection in each environment, ``[E, ...]``.
 
     Attributes:
-        frames: Images before the newest (`frame_stack.stacked_acting`); ``()`` without a frame stack.
+        frames: Images before the newest (`frame_stack.stacked_acting`); ``()`` without a frame
+            stack.
         memory: Recurrent memory of each part whose network is recurrent.
         choice: State of the algorithm's action selection (`algorithm.InitDecide`).
-        uniform_left: Uniformly random actions before the first of the algorithm, int32 ``[E]`` (`uniform_first`); else
-            ``()``.
+        uniform_left: Uniformly random actions before the first of the algorithm, int32 ``[E]``
+            (`uniform_first`); else ``()``.
     """
 
     frames: PyTree
@@ -413,15 +453,19 @@ class Carry(NamedTuple):
     uniform_left: Any = ()
 
 
-Explore = Callable[[dict[str, Learned], Carry, PyTree, jax.Array, jax.Array, Any], tuple[jax.Array, Carry, Extras]]
-"""(`Learned` by part, for all `Acting.parts`; carry; normalized obs ``[E, ...]``; first ``[E]``: whether it begins an
-episode; key; hyper) -> (actions ``[E, ...]``, next carry, data to store).
+Explore = Callable[
+    [dict[str, Learned], Carry, PyTree, jax.Array, jax.Array, Any], tuple[jax.Array, Carry, Extras]
+]
+"""(`Learned` by part, for all `Acting.parts`; carry; normalized obs ``[E, ...]``; first ``[E]``:
+whether it begins an episode; key; hyper) -> (actions ``[E, ...]``, next carry, data to store).
 """
 
 
-ActGreedily = Callable[[dict[str, PyTree], Carry, PyTree, jax.Array, jax.Array], tuple[jax.Array, Carry]]
-"""(params from `Acting.greedy_weights`, carry, normalized obs ``[E, ...]``, first ``[E]``, key) -> (greedy actions
-``[E, ...]``, next carry).
+ActGreedily = Callable[
+    [dict[str, PyTree], Carry, PyTree, jax.Array, jax.Array], tuple[jax.Array, Carry]
+]
+"""(params from `Acting.greedy_weights`, carry, normalized obs ``[E, ...]``, first ``[E]``, key) ->
+(greedy actions ``[E, ...]``, next carry).
 """
 
 
@@ -429,13 +473,14 @@ class Acting(NamedTuple):
     """Action selection on normalized single frames ``[E, ...]``.
 
     Attributes:
-        parts: Parts whose networks run in training: those that select actions, and recurrent ones whose memory is
-            stored for the updates.
+        parts: Parts whose networks run in training: those that select actions, and recurrent ones
+            whose memory is stored for the updates.
         chooses: Parts that select actions.
         greedy_weights: ``(learned) -> params by part`` that ``greedy`` needs.
         explore: Action selection in training.
         greedy: Action selection in evaluation.
-        initial_carry: ``(num_envs) -> carry`` of ``explore`` before the first step, leaves ``[num_envs, ...]``.
+        initial_carry: ``(num_envs) -> carry`` of ``explore`` before the first step, leaves
+            ``[num_envs, ...]``.
         greedy_carry: ``(num_envs) -> carry`` of ``greedy`` before the first step.
     """
 
@@ -457,15 +502,27 @@ def make_acting(agent: Agent) -> Acting:
     Returns:
         The action selection.
     """
-    chosen_by = {part: (name, agent.parts[part].networks[name]) for part, name in agent.acts.items()}
-    followed = {part: (name, agent.parts[part].networks[name]) for part, name in agent.remembers.items()}
+    chosen_by = {
+        part: (name, agent.parts[part].networks[name]) for part, name in agent.acts.items()
+    }
+    followed = {
+        part: (name, agent.parts[part].networks[name]) for part, name in agent.remembers.items()
+    }
     both = chosen_by | followed
 
     def explore(
-        learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
+        learned: dict[str, Learned],
+        carry: Carry,
+        obs: PyTree,
+        first: jax.Array,
+        key: jax.Array,
+        hyper: Any,
     ) -> tuple[jax.Array, Carry, Extras]:
         weights = weights_of(both, learned)
-        weights = {part: net.draw_noise(weights[part], key, "acting", first.size) for part, (_, net) in both.items()}
+        weights = {
+            part: net.draw_noise(weights[part], key, "acting", first.size)
+            for part, (_, net) in both.items()
+        }
         outputs, memory = _run(both, weights, carry.memory, obs, first)
         outputs = {part: outputs[part] for part in chosen_by}
         action, choice, decision = agent.decide(outputs, obs, carry.choice, key, hyper, True)
@@ -479,10 +536,15 @@ def make_acting(agent: Agent) -> Acting:
         return action, Carry((), memory, choice)
 
     def initial(networks: Networks, size: int) -> Carry:
-        memory = {part: net.initial_memory(size) for part, (_, net) in networks.items() if net.recurrent}
+        memory = {
+            part: net.initial_memory(size) for part, (_, net) in networks.items() if net.recurrent
+        }
         return Carry((), memory, agent.init_decide(size))
 
-    weights, carries = partial(weights_of, chosen_by), (partial(initial, both), partial(initial, chosen_by))
+    weights, carries = (
+        partial(weights_of, chosen_by),
+        (partial(initial, both), partial(initial, chosen_by)),
+    )
     return Acting(tuple(both), tuple(chosen_by), weights, explore, greedy, *carries)
 
 
@@ -499,7 +561,12 @@ def uniform_first(acting: Acting, space: Actions, steps: int) -> Acting:
     """
 
     def explore(
-        learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
+        learned: dict[str, Learned],
+        carry: Carry,
+        obs: PyTree,
+        first: jax.Array,
+        key: jax.Array,
+        hyper: Any,
     ) -> tuple[jax.Array, Carry, Extras]:
         action, after, extras = acting.explore(learned, carry, obs, first, key, hyper)
         left = carry.uniform_left
@@ -513,7 +580,9 @@ def uniform_first(acting: Acting, space: Actions, steps: int) -> Acting:
     return acting._replace(explore=explore, initial_carry=initial_carry)
 
 
-def uniform_action(space: Actions, obs: PyTree, batch: tuple[int, ...], key: jax.Array) -> jax.Array:
+def uniform_action(
+    space: Actions, obs: PyTree, batch: tuple[int, ...], key: jax.Array
+) -> jax.Array:
     """Draw uniformly random actions among those that an ``action_mask`` allows.
 
     Args:
@@ -527,7 +596,9 @@ def uniform_action(space: Actions, obs: PyTree, batch: tuple[int, ...], key: jax
     """
     key = jax.random.fold_in(key, stable_hash("uniform"))
     if isinstance(space, Box):
-        return distributions.from_unit(space, jax.random.uniform(key, (*batch, space.low.size), minval=-1.0))
+        return distributions.from_unit(
+            space, jax.random.uniform(key, (*batch, space.low.size), minval=-1.0)
+        )
     equal = jnp.zeros((*batch, distributions.num_outputs(space)))
     return distributions.sample(distributions.of_outputs(space, equal, action_mask(obs)), key)
 
@@ -546,14 +617,24 @@ def weights_of(networks: Networks, trained: dict[str, Learned]) -> dict[str, PyT
 
 
 def _run(
-    networks: Networks, weights: dict[str, PyTree], memory: dict[str, PyTree], obs: PyTree, first: jax.Array
+    networks: Networks,
+    weights: dict[str, PyTree],
+    memory: dict[str, PyTree],
+    obs: PyTree,
+    first: jax.Array,
 ) -> tuple[dict[str, Any], dict[str, PyTree]]:
     """Run one step of each network; return outputs ``[E, out]`` and memory, by part."""
     outputs, after = {}, {}
     for part, (_, network) in networks.items():
-        action = None if network.action_shape is None else jnp.zeros((1, *first.shape, *network.action_shape))
+        action = (
+            None
+            if network.action_shape is None
+            else jnp.zeros((1, *first.shape, *network.action_shape))
+        )
         sequence = jax.tree.map(lambda x: x[None], obs)
-        result, memories = network.apply(weights[part], memory.get(part, ()), sequence, first[None], action)
+        result, memories = network.apply(
+            weights[part], memory.get(part, ()), sequence, first[None], action
+        )
         outputs[part] = jax.tree.map(lambda x: x[0], result)
         if network.recurrent:
             after[part] = jax.tree.map(lambda x: x[0], memories)
@@ -567,7 +648,8 @@ class BoundAgent(NamedTuple):
         parts: Networks that are updated together, by name.
         acting: Action selection.
         `experience`: How rollouts become minibatches.
-        hyper: Hyper-parameters at the start of the run, from which optimizers get the shapes of their state.
+        hyper: Hyper-parameters at the start of the run, from which optimizers get the shapes of
+            their state.
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick (``K``); none in the first ``warmup_ticks``.
         batch_size: Environment steps in the minibatch of an update.

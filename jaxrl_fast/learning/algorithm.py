@@ -1,12 +1,14 @@
-"""The interface of an algorithm: hyper-parameters, networks, action selection, losses, and data of the updates.
+"""The interface of an algorithm: hyper-parameters, networks, action selection, losses, and data of
+the updates.
 
-A factory such as `jaxrl_fast.ppo` makes an `Algorithm` independently of an environment. ``build(spec, num_envs)``
-returns its `Agent` for one environment, or raises if the algorithm does not support the environment. `run_graph.bind`
-does everything else for all algorithms: normalization, frame stacks, replay, n-step returns, recurrent memory. Losses
-run networks over the sequences of a batch with the functions at the end of this file, recurrent or not.
+A factory such as `jaxrl_fast.ppo` makes an `Algorithm` independently of an environment.
+``build(spec, num_envs)`` returns its `Agent` for one environment, or raises if the algorithm does
+not support the environment. `run_graph.bind` does everything else for all algorithms:
+normalization, frame stacks, replay, n-step returns, recurrent memory. Losses run networks over the
+sequences of a batch with the functions at the end of this file, recurrent or not.
 
-Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. With several agents, an axis
-``A`` follows ``E`` and ``B`` (`core`).
+Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. With several
+agents, an axis ``A`` follows ``E`` and ``B`` (`core`).
 """
 
 import math
@@ -27,19 +29,32 @@ from jaxrl_fast.networks.network import Network
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
 
 MAX_UPDATES = 64
-"""Most default updates in a tick of an off-policy algorithm; brax's notebook has 32 to 64 for 128 environments."""
+"""Most default updates in a tick of an off-policy algorithm; brax's notebook has 32 to 64 for 128
+environments.
+"""
 MAX_MINIBATCHES = 32
-"""Most default minibatches in an epoch, as in brax's notebook for 2,048 environments, and in purejaxql for 128."""
+"""Most default minibatches in an epoch, as in brax's notebook for 2,048 environments, and in
+purejaxql for 128.
+"""
 Sizes = Callable[..., dict[str, int]]
-"""(num_envs, total_steps or None) -> sizes of an algorithm by the name of their option; given sizes are unchanged."""
+"""(num_envs, total_steps or None) -> sizes of an algorithm by the name of their option; given sizes
+are unchanged.
+"""
 MAX_WARMUP, WARMUP_SHARE = 5_000, 20
-"""The default warm-up of off-policy algorithms has at most so many steps, and at most one of so many of the run."""
+"""The default warm-up of off-policy algorithms has at most so many steps, and at most one of so
+many of the run.
+"""
 
 
 def off_policy_sizes(
-    rollout_length: int, updates_per_tick: int | None, warmup_steps: int | None = None, *, steps_per_update: int = 1
+    rollout_length: int,
+    updates_per_tick: int | None,
+    warmup_steps: int | None = None,
+    *,
+    steps_per_update: int = 1,
 ) -> Sizes:
-    """Return the function that fills in ``updates_per_tick`` (from 1 to `MAX_UPDATES`) and ``warmup_steps``.
+    """Return the function that fills in ``updates_per_tick`` (from 1 to `MAX_UPDATES`) and
+    ``warmup_steps``.
 
     Args:
         rollout_length: Steps of each environment in a tick.
@@ -53,22 +68,32 @@ def off_policy_sizes(
 
     def sizes(num_envs: int, total_steps: int | None = None) -> dict[str, int]:
         updates = min(max(1, num_envs * rollout_length // steps_per_update), MAX_UPDATES)
-        warmup = MAX_WARMUP if total_steps is None else max(1, min(MAX_WARMUP, total_steps // WARMUP_SHARE))
+        warmup = (
+            MAX_WARMUP
+            if total_steps is None
+            else max(1, min(MAX_WARMUP, total_steps // WARMUP_SHARE))
+        )
         updates = updates if updates_per_tick is None else updates_per_tick
-        return {"updates_per_tick": updates, "warmup_steps": warmup if warmup_steps is None else warmup_steps}
+        return {
+            "updates_per_tick": updates,
+            "warmup_steps": warmup if warmup_steps is None else warmup_steps,
+        }
 
     return sizes
 
 
 TICK_STEPS, MAX_TICK_STEPS, TICKS_PER_RUN, LEAST_ROLLOUT = 2048, 16_384, 500, 16
-"""Steps of a default on-policy tick, most in a long run, ticks of a long run, and fewest steps of each environment."""
+"""Steps of a default on-policy tick, most in a long run, ticks of a long run, and fewest steps of
+each environment.
+"""
 
 
 def default_rollout(num_envs: int, total_steps: int | None = None) -> int:
     """Return the default rollout length of on-policy algorithms, a power of two.
 
-    A tick has 2,048 steps over all environments, as in Stable-Baselines3 and CleanRL: small tasks need about 50 ticks.
-    In a run of more than a million steps it has a 500th of the run, up to 16,384, for gradients with less noise.
+    A tick has 2,048 steps over all environments, as in Stable-Baselines3 and CleanRL: small tasks
+    need about 50 ticks. In a run of more than a million steps it has a 500th of the run, up to
+    16,384, for gradients with less noise.
 
     Args:
         num_envs: Number of environments.
@@ -82,26 +107,35 @@ def default_rollout(num_envs: int, total_steps: int | None = None) -> int:
 
 
 def on_policy_sizes(
-    rollout_length: int | None, num_minibatches: int | None, *, steps: int, least: int, whole_rollouts: bool
+    rollout_length: int | None,
+    num_minibatches: int | None,
+    *,
+    steps: int,
+    least: int,
+    whole_rollouts: bool,
 ) -> Sizes:
     """Return the function that fills in ``rollout_length`` and ``num_minibatches``.
 
-    The default number of minibatches is the largest power of two, up to `MAX_MINIBATCHES`, that divides the number of
-    sequences and either leaves ``steps`` steps in a minibatch or is at most ``least``.
+    The default number of minibatches is the largest power of two, up to `MAX_MINIBATCHES`, that
+    divides the number of sequences and either leaves ``steps`` steps in a minibatch or is at most
+    ``least``.
 
     Args:
         rollout_length: The given rollout length; None for `default_rollout`.
         num_minibatches: The given number; None for the default.
         steps: Preferred number of steps in a minibatch.
         least: Number of minibatches that is used even with fewer steps.
-        whole_rollouts: Whether a sequence is a whole rollout of an environment instead of a single step.
+        whole_rollouts: Whether a sequence is a whole rollout of an environment instead of a single
+            step.
 
     Returns:
         The `Sizes` function.
     """
 
     def sizes(num_envs: int, total_steps: int | None = None) -> dict[str, int]:
-        length = default_rollout(num_envs, total_steps) if rollout_length is None else rollout_length
+        length = (
+            default_rollout(num_envs, total_steps) if rollout_length is None else rollout_length
+        )
         total = num_envs * length
         count = num_envs if whole_rollouts else total
         powers = [2**k for k in range(MAX_MINIBATCHES.bit_length())]
@@ -134,8 +168,8 @@ class GradientResult(NamedTuple):
     Attributes:
         grads: Gradients by network, like its params.
         metrics: Scalars to report, by name.
-        statistics: New statistics in the params that are not of batch norms, whose changes are in ``grads``
-            (`Network.in_loss`): a dictionary by network, for the networks that have any.
+        statistics: New statistics in the params that are not of batch norms, whose changes are in
+            ``grads`` (`Network.in_loss`): a dictionary by network, for the networks that have any.
         priorities: Priority of each sample in prioritized replay, ``[B]``; else ``()``.
     """
 
@@ -150,18 +184,21 @@ Found = GradientResult
 
 
 class Part(NamedTuple):
-    """Networks that are updated together, and separately from other parts, such as an actor or a critic.
+    """Networks that are updated together, and separately from other parts, such as an actor or a
+    critic.
 
     Attributes:
-        networks: Networks by name. The part's key initializes the first; keys derived from it initialize the others.
-        gradients: ``(own, peers, batch, key, hyper) -> GradientResult``. ``own`` is the part's `Learned`, ``peers`` has
-            at least the `Learned` of the parts that it ``reads``, ``batch`` an `OnPolicyBatch` or `ReplayBatch` with
-            leaves ``[L, B, ...]``, ``hyper`` the hyper-parameters of this tick.
+        networks: Networks by name. The part's key initializes the first; keys derived from it
+            initialize the others.
+        gradients: ``(own, peers, batch, key, hyper) -> GradientResult``. ``own`` is the part's
+            `Learned`, ``peers`` has at least the `Learned` of the parts that it ``reads``,
+            ``batch`` an `OnPolicyBatch` or `ReplayBatch` with leaves ``[L, B, ...]``, ``hyper`` the
+            hyper-parameters of this tick.
         optimizers: One for each network, each with a separate clip of the gradient norm.
         reads: Other parts whose `Learned` the losses need.
         targets: Networks that have a target network.
-        target_rate: ``(hyper, updates) -> weight`` of the new params in the target networks after each step, 0 to 1;
-            ``updates`` counts the updates of the run before this one.
+        target_rate: ``(hyper, updates) -> weight`` of the new params in the target networks after
+            each step, 0 to 1; ``updates`` counts the updates of the run before this one.
         every: The part is updated once in this many updates.
     """
 
@@ -187,14 +224,14 @@ class Values(NamedTuple):
 
 
 ValueOf = Callable[[PyTree, PyTree, jax.Array | None], jax.Array]
-"""(outputs ``[..., out]`` of a critic, obs and action of the same steps) -> values ``[...]``; the action is None at
-``next_obs``.
+"""(outputs ``[..., out]`` of a critic, obs and action of the same steps) -> values ``[...]``; the
+action is None at ``next_obs``.
 """
 
 
 MakeTargets = Callable[[Values, Transition, Any], dict[str, jax.Array]]
-"""(values and normalized rollout ``[T, E, ...]``; hyper) -> targets of a rollout's updates, such as advantages: arrays
-``[T, E, ...]`` by name.
+"""(values and normalized rollout ``[T, E, ...]``; hyper) -> targets of a rollout's updates, such as
+advantages: arrays ``[T, E, ...]`` by name.
 """
 
 
@@ -204,12 +241,15 @@ class OnPolicy(NamedTuple):
     Attributes:
         num_epochs: Passes over the rollout in a tick.
         num_minibatches: Minibatches in each epoch.
-        sequence_length: Steps of a training sequence (``L``); None for whole rollouts with recurrent networks, else 1.
+        sequence_length: Steps of a training sequence (``L``); None for whole rollouts with
+            recurrent networks, else 1.
         critic: Part whose `Values` the targets use, with the params from before the tick's updates.
         network: Network of that part.
         value: Computes values from that network's outputs.
-        targets: Computes ``targets`` of batches. If None, losses compute them from rewards, with the newest params.
-        mixer: Another network of that part, if any: ``value`` gets the pair of both networks' outputs.
+        targets: Computes ``targets`` of batches. If None, losses compute them from rewards, with
+            the newest params.
+        mixer: Another network of that part, if any: ``value`` gets the pair of both networks'
+            outputs.
     """
 
     num_epochs: int
@@ -223,28 +263,33 @@ class OnPolicy(NamedTuple):
 
 
 Decide = Callable[
-    [dict[str, Any], PyTree, PyTree, jax.Array, Any, bool], tuple[jax.Array, PyTree, dict[str, jax.Array]]
+    [dict[str, Any], PyTree, PyTree, jax.Array, Any, bool],
+    tuple[jax.Array, PyTree, dict[str, jax.Array]],
 ]
-"""(outputs of networks by part ``[E, ...]``, obs ``[E, ...]`` as they read it, state from `InitDecide`, key, hyper,
-explore) -> (actions ``[E, ...]``, next state, extras ``[E, ...]`` to store, by name). ``explore`` is False outside of
-training: the action is greedy and ``hyper`` is None.
+"""(outputs of networks by part ``[E, ...]``, obs ``[E, ...]`` as they read it, state from
+`InitDecide`, key, hyper, explore) -> (actions ``[E, ...]``, next state, extras ``[E, ...]`` to
+store, by name). ``explore`` is False outside of training: the action is greedy and ``hyper`` is
+None.
 """
 
 
 InitDecide = Callable[[int], PyTree]
-"""(num_envs) -> state of `Decide` before the first step, such as correlated noise, leaves ``[num_envs, ...]``."""
+"""(num_envs) -> state of `Decide` before the first step, such as correlated noise, leaves
+``[num_envs, ...]``.
+"""
 
 
 class Transform(NamedTuple):
     """A change of rollouts between sampling and storing, such as a bonus that is added to rewards.
 
-    Its networks, if any, are in a `Part`, whose losses read what ``apply`` adds to ``extras.decision``.
+    Its networks, if any, are in a `Part`, whose losses read what ``apply`` adds to
+    ``extras.decision``.
 
     Attributes:
         init: ``() -> state`` before the first rollout, such as running statistics.
-        apply: ``(rollout, parts, state, hyper, key) -> (rollout, state)``. ``rollout`` is a `Transition`
-            ``[T, E, ...]`` as sampled, not normalized; the second argument has the `Learned` of the parts that it
-            ``reads``.
+        apply: ``(rollout, parts, state, hyper, key) -> (rollout, state)``. ``rollout`` is a
+            `Transition` ``[T, E, ...]`` as sampled, not normalized; the second argument has the
+            `Learned` of the parts that it ``reads``.
         reads: Parts whose `Learned` it needs.
     """
 
@@ -262,16 +307,17 @@ class Agent(NamedTuple):
         acts: Parts that select actions, each with the name of the network that runs.
         decide: Selects actions from these networks' outputs.
         rollout_length: Steps of each environment in a tick.
-        remembers: Parts, each with the name of a network, that also run in training, so that their recurrent memory at
-            the starts of sequences is stored.
+        remembers: Parts, each with the name of a network, that also run in training, so that their
+            recurrent memory at the starts of sequences is stored.
         init_decide: Initial state of ``decide``.
-        normalize_observations: Whether running statistics normalize observations; None for all but images and grids.
+        normalize_observations: Whether running statistics normalize observations; None for all but
+            images and grids.
         normalize_rewards: Whether the running deviation of discounted returns divides rewards.
-        max_return: Largest absolute discounted return of normalized rewards (arXiv 2604.04539); None for no bound but
-            the clip of single rewards.
+        max_return: Largest absolute discounted return of normalized rewards (arXiv 2604.04539);
+            None for no bound but the clip of single rewards.
         transform: Changes rollouts before they are stored; None for no change.
-        outputs_of: Picks the outputs of a policy of discrete actions from the outputs by part, for `imitation`; None if
-            there is no such policy.
+        outputs_of: Picks the outputs of a policy of discrete actions from the outputs by part, for
+            `imitation`; None if there is no such policy.
     """
 
     parts: dict[str, Part]
@@ -293,11 +339,14 @@ class Algorithm(NamedTuple):
 
     Attributes:
         name: Name in tables, files and `algorithms.registry`.
-        hyper: NamedTuple of hyper-parameters, at least ``discount`` and ``reward_scale``; each may be a schedule.
+        hyper: NamedTuple of hyper-parameters, at least ``discount`` and ``reward_scale``; each may
+            be a schedule.
         options: Keyword arguments of its factory on which its networks depend.
-        build: ``(spec, num_envs) -> Agent`` for one environment, whose ``spec`` has observations as networks read them
-            (images stacked). Raises ``ValueError`` if the algorithm does not support the environment.
-        sizes: Computes the options that depend on the number of environments and the run's length and were not given.
+        build: ``(spec, num_envs) -> Agent`` for one environment, whose ``spec`` has observations as
+            networks read them (images stacked). Raises ``ValueError`` if the algorithm does not
+            support the environment.
+        sizes: Computes the options that depend on the number of environments and the run's length
+            and were not given.
         for_agents: Whether the algorithm requires an environment of several agents.
         made: How a factory of this package made it; None for others.
         needs_data: Whether it learns from recorded steps only.
@@ -327,7 +376,9 @@ def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:
     return {name: network.init(others.get(name, key)) for name, network in part.networks.items()}
 
 
-def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Any]], params: PyTree) -> tuple[PyTree, Any]:
+def gradients_of(
+    loss_fn: Callable[[PyTree], tuple[jax.Array, Any]], params: PyTree
+) -> tuple[PyTree, Any]:
     """Compute the gradients of a loss.
 
     Args:
@@ -341,7 +392,9 @@ def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Any]], params: PyT
     return grads, beside
 
 
-def elementwise(loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *values: Any) -> jax.Array:
+def elementwise(
+    loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *values: Any
+) -> jax.Array:
     """Apply a loss on scalars to arrays.
 
     Args:
@@ -353,7 +406,11 @@ def elementwise(loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *val
     Returns:
         Losses of the same shape.
     """
-    return jax.vmap(lambda a, b: elementwise(loss, a, b, *values))(x, y) if x.ndim else loss(x, y, *values)
+    return (
+        jax.vmap(lambda a, b: elementwise(loss, a, b, *values))(x, y)
+        if x.ndim
+        else loss(x, y, *values)
+    )
 
 
 def require_positive(**sizes: int) -> None:
@@ -387,11 +444,15 @@ def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: 
     """
     if not isinstance(spec.action, kinds):
         kind = "continuous" if isinstance(spec.action, Box) else "discrete"
-        raise ValueError(f"algo={name} does not work with the {kind} actions of {spec.name}: write algo={instead}")
+        raise ValueError(
+            f"algo={name} does not work with the {kind} actions of {spec.name}: write algo={instead}"
+        )
     return spec.action
 
 
-def over_rollout(network: Network, params: PyTree, batch: OnPolicyBatch, part: str) -> tuple[Any, PyTree]:
+def over_rollout(
+    network: Network, params: PyTree, batch: OnPolicyBatch, part: str
+) -> tuple[Any, PyTree]:
     """Run a network over the sequences of a rollout.
 
     Args:
@@ -408,7 +469,12 @@ def over_rollout(network: Network, params: PyTree, batch: OnPolicyBatch, part: s
 
 
 def after_rollout(
-    network: Network, params: PyTree, batch: OnPolicyBatch, part: str, memories: PyTree, next_obs: PyTree
+    network: Network,
+    params: PyTree,
+    batch: OnPolicyBatch,
+    part: str,
+    memories: PyTree,
+    next_obs: PyTree,
 ) -> Any:
     """Run a network at the observations after every step of a rollout's sequences.
 
@@ -439,7 +505,8 @@ def over_replay(
     *,
     learning: bool = True,
 ) -> Any:
-    """Run a network over the steps of a replay batch that enter the loss. No gradient reaches the burn-in.
+    """Run a network over the steps of a replay batch that enter the loss. No gradient reaches the
+    burn-in.
 
     Args:
         data: Lengths of the sequences.
@@ -448,7 +515,8 @@ def over_replay(
         batch: Sequences ``[L, B, ...]``.
         part: Name of the part.
         action: Actions ``[L, B, ...]``, for networks that take them.
-        learning: Whether the loss is of these params, so that batch norms use the batch's statistics.
+        learning: Whether the loss is of these params, so that batch norms use the batch's
+            statistics.
 
     Returns:
         Outputs ``[L, B, out]``.
@@ -468,7 +536,12 @@ def over_replay(
 
 
 def over_successors(
-    data: Replay, network: Network, params: PyTree, batch: ReplayBatch, part: str, action: jax.Array | None = None
+    data: Replay,
+    network: Network,
+    params: PyTree,
+    batch: ReplayBatch,
+    part: str,
+    action: jax.Array | None = None,
 ) -> Any:
     """Run a network at ``next_obs``, with the memory of the steps before it.
 
@@ -484,7 +557,9 @@ def over_successors(
         Outputs ``[L, B, out]``.
     """
     if not network.recurrent:
-        return network.apply(params, (), batch.next_obs, jnp.zeros(batch.reward.shape, bool), action)[0]
+        return network.apply(
+            params, (), batch.next_obs, jnp.zeros(batch.reward.shape, bool), action
+        )[0]
     memory = _before(batch, part)
     memories = None if network.after else _remember(network, params, memory, batch, slice(None))
     steps = memory, batch.obs, batch.first
@@ -505,9 +580,10 @@ def after_steps(
     Args:
         network: Network.
         params: Its params.
-        steps: Memory before the sequence, leaves ``[B, ...]``, its observations ``[L, B, ...]``, and ``first``
-            ``[L, B]``.
-        memories: Memory after every step, ``[L, B, ...]``; not read if the network has `Network.after`.
+        steps: Memory before the sequence, leaves ``[B, ...]``, its observations ``[L, B, ...]``,
+            and ``first`` ``[L, B]``.
+        memories: Memory after every step, ``[L, B, ...]``; not read if the network has
+            `Network.after`.
         next_obs: Observations ``[N, B, ...]``.
         at: Step that each follows, ``[N, B]``; None for all steps in order.
         action: Actions ``[N, B, ...]``, for networks that take them.
@@ -556,7 +632,12 @@ def sequence_priority(errors: jax.Array) -> jax.Array:
 
 
 def apply_apart(
-    network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    network: Network,
+    params: PyTree,
+    memory: PyTree,
+    obs: PyTree,
+    first: jax.Array,
+    action: jax.Array | None = None,
 ) -> tuple[Any, PyTree]:
     """Run a network at observations that each follow a separate memory, not the step before.
 
@@ -578,19 +659,30 @@ def apply_apart(
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(1, first.size, *x.shape[2:]), tree)
 
     def apart(x: jax.Array, lead: int = 0) -> jax.Array:
-        return x.reshape(*x.shape[:lead], *shape[::-1], *x.shape[lead + 2 :]).swapaxes(lead, lead + 1)
+        return x.reshape(*x.shape[:lead], *shape[::-1], *x.shape[lead + 2 :]).swapaxes(
+            lead, lead + 1
+        )
 
-    before, own_action = jax.tree.map(lambda x: x[0], flat(memory)), None if action is None else flat(action)
+    before, own_action = (
+        jax.tree.map(lambda x: x[0], flat(memory)),
+        None if action is None else flat(action),
+    )
     outputs, after = network.apply(params, before, flat(obs), flat(first), own_action)
     # Of outputs, the members of an ensemble come first.
-    return jax.tree.map(lambda x: apart(x, x.ndim - network.trailing_axes - 2), outputs), jax.tree.map(apart, after)
+    return jax.tree.map(
+        lambda x: apart(x, x.ndim - network.trailing_axes - 2), outputs
+    ), jax.tree.map(apart, after)
 
 
 def _before(batch: ReplayBatch, part: str) -> PyTree:
     return jax.tree.map(lambda x: x[0], batch.memory[part])
 
 
-def _remember(network: Network, params: PyTree, memory: PyTree, batch: ReplayBatch, steps: slice) -> PyTree:
+def _remember(
+    network: Network, params: PyTree, memory: PyTree, batch: ReplayBatch, steps: slice
+) -> PyTree:
     obs, first = jax.tree.map(lambda x: x[steps], (batch.obs, batch.first))
-    action = None if network.action_shape is None else jnp.zeros((*first.shape, *network.action_shape))
+    action = (
+        None if network.action_shape is None else jnp.zeros((*first.shape, *network.action_shape))
+    )
     return network.apply(params, memory, obs, first, action)[1]

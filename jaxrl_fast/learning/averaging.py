@@ -33,8 +33,11 @@ from jaxrl_fast.runtime.graph import Channels, Fragment, ShardingAxes
 from jaxrl_fast.runtime.placements import SERVER
 
 
-def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: int) -> tuple[Fragment, Fragment]:
-    """Build learners that each make the updates of a tick on separate shares, and a server that averages their params.
+def averaging_parameters(
+    learning: Learning, team: tuple[str, ...], learners: int
+) -> tuple[Fragment, Fragment]:
+    """Build learners that each make the updates of a tick on separate shares, and a server that
+    averages their params.
 
     Args:
         learning: Settings of the learners.
@@ -52,17 +55,29 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
         alike = init_states(learning, team, key)
         return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (learners, *x.shape)), alike)
 
-    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(
+        private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         peers = {name: inputs[name] for name in outside}
 
-        def one_learner(states: States, batches: Batches, key: jax.Array) -> tuple[States, Channels, Metrics]:
-            states = {name: _with_params(state, inputs[name].params) for name, state in states.items()}
-            states, metrics, priorities = make_updates(learning, team, states, peers, batches, key, hyper, turn)
-            feedback = {channel: make_feedback(batches, priorities) for channel in learning.feeds_back(team)}
+        def one_learner(
+            states: States, batches: Batches, key: jax.Array
+        ) -> tuple[States, Channels, Metrics]:
+            states = {
+                name: _with_params(state, inputs[name].params) for name, state in states.items()
+            }
+            states, metrics, priorities = make_updates(
+                learning, team, states, peers, batches, key, hyper, turn
+            )
+            feedback = {
+                channel: make_feedback(batches, priorities) for channel in learning.feeds_back(team)
+            }
             return states, feedback, metrics
 
         keys = jax.random.split(key, learners)
-        private, feedback, metrics = jax.vmap(one_learner)(private, _shares(inputs["batches"], learners), keys)
+        private, feedback, metrics = jax.vmap(one_learner)(
+            private, _shares(inputs["batches"], learners), keys
+        )
         own = {_local(name): private[name].learned for name in team}
         return private, own | feedback, over_updates(metrics, learning.nan)
 
@@ -71,24 +86,42 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
 
     def step_server(private: Channels, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         means = {name: _mean(inputs[_local(name)]) for name in team}
-        learned = {name: mean._replace(params=_held(parts[name], mean.params)) for name, mean in means.items()}
-        norms = {metric_name(team, name, "param_norm"): global_norm(learned[name].params) for name in team}
+        learned = {
+            name: mean._replace(params=_held(parts[name], mean.params))
+            for name, mean in means.items()
+        }
+        norms = {
+            metric_name(team, name, "param_norm"): global_norm(learned[name].params)
+            for name in team
+        }
         return learned, learned, norms
 
     local = tuple(_local(name) for name in team)
     written = local + learning.feeds_back(team)
-    reads, axes = ("batches", *team, *outside), ShardingAxes(0, dict.fromkeys(written, 0), learners, "learners")
+    reads, axes = (
+        ("batches", *team, *outside),
+        ShardingAxes(0, dict.fromkeys(written, 0), learners, "learners"),
+    )
     how: dict[str, Any] = dict(start=learning.start, init_name="learn")
     tags = tags_of(learning, team)
-    learn_all = Fragment(learn, init, step, reads, written, lambda p: learning.no_feedback(team, learners), **how)
+    learn_all = Fragment(
+        learn, init, step, reads, written, lambda p: learning.no_feedback(team, learners), **how
+    )
     average = Fragment(server, init_server, step_server, local, team, lambda p: p, **how)
-    return (learn_all._replace(counts=True, tags=tags, division=axes), average._replace(tags=(SERVER, *tags[1:])))
+    return (
+        learn_all._replace(counts=True, tags=tags, division=axes),
+        average._replace(tags=(SERVER, *tags[1:])),
+    )
 
 
-def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> tuple[tuple[Fragment, ...], Delays]:
-    """Build a cycle with one round per update: the learners' gradients of a part, and the server's step.
+def averaging_gradients(
+    learning: Learning, side_by_side: bool, learners: int
+) -> tuple[tuple[Fragment, ...], Delays]:
+    """Build a cycle with one round per update: the learners' gradients of a part, and the server's
+    step.
 
-    The server steps along the mean of the gradients, or along one learner's after another (`Learning.turns`).
+    The server steps along the mean of the gradients, or along one learner's after another
+    (`Learning.turns`).
 
     Args:
         learning: Settings of the learners.
@@ -99,7 +132,10 @@ def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -
         The fragments and the ages of their edges.
     """
     parts = learning.parts
-    pairs = {name: (_gradients_fragment(learning, name, learners), _gradient_server(learning, name)) for name in parts}
+    pairs = {
+        name: (_gradients_fragment(learning, name, learners), _gradient_server(learning, name))
+        for name in parts
+    }
     together = side_by_side or not any(part.reads for part in parts.values())
     if together:
         fragments = tuple(pair[i] for i in (0, 1) for pair in pairs.values())
@@ -114,27 +150,40 @@ def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -
 
 
 def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragment:
-    part, rounds, take = learning.parts[name], learning.agent.updates_per_tick, learning.agent.experience.take
+    part, rounds, take = (
+        learning.parts[name],
+        learning.agent.updates_per_tick,
+        learning.agent.experience.take,
+    )
     own, back = _gradients(name), learning.feeds_back((name,))
 
     def init(key: jax.Array) -> Channels:
         return learning.no_feedback((name,), learners)
 
-    def step(private: Channels, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(
+        private: Channels, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         peers = {other: inputs[other] for other in part.reads}
         batches = _shares(inputs["batches"], learners)
 
-        def one_learner(share: Batches, feedback: Channels, key: jax.Array) -> tuple[GradientResult, Channels]:
+        def one_learner(
+            share: Batches, feedback: Channels, key: jax.Array
+        ) -> tuple[GradientResult, Channels]:
             index = share.indices[turn % rounds]
             found = part.gradients(inputs[name], peers, take(share.data, index), key, hyper)
-            seen = {c: add_feedback(feedback[c], share, index, found.priorities, turn % rounds) for c in back}
+            seen = {
+                c: add_feedback(feedback[c], share, index, found.priorities, turn % rounds)
+                for c in back
+            }
             return found._replace(priorities=()), seen
 
         found, private = jax.vmap(one_learner)(batches, private, jax.random.split(key, learners))
         return private, {own: found, **private}, {}
 
     reads, writes = ("batches", name, *part.reads), (own, *back)
-    fragment = Fragment(own, init, step, reads, writes, lambda p: p, learning.start, rounds=rounds, counts=True)
+    fragment = Fragment(
+        own, init, step, reads, writes, lambda p: p, learning.start, rounds=rounds, counts=True
+    )
     axes = ShardingAxes(0, dict.fromkeys(writes, 0), learners, "learners")
     return fragment._replace(tags=tags_of(learning, (name,)), division=axes)
 
@@ -145,37 +194,59 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
     def init(key: jax.Array) -> States:
         return init_states(learning, (name,), key)
 
-    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(
+        private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         def make(state: PartState) -> Updated:
             found = inputs[_gradients(name)]
             if learning.turns:
                 return _apply_in_turns(learning, part, state, found, hyper, turn)
-            return apply_gradients(part, state, _mean(found), hyper, turn, drop_nonfinite=learning.nan == "skip")
+            return apply_gradients(
+                part, state, _mean(found), hyper, turn, drop_nonfinite=learning.nan == "skip"
+            )
 
-        state, metrics, _ = make(private[name]) if part.every == 1 else step_when_due(part, make, private[name], turn)
+        state, metrics, _ = (
+            make(private[name])
+            if part.every == 1
+            else step_when_due(part, make, private[name], turn)
+        )
         metrics["param_norm"] = global_norm(state.learned.params)
         # A cycle's metrics are summed over its rounds.
-        return {name: state}, publish({name: state}), {k: v if k == DROPPED else v / rounds for k, v in metrics.items()}
+        return (
+            {name: state},
+            publish({name: state}),
+            {k: v if k == DROPPED else v / rounds for k, v in metrics.items()},
+        )
 
     def publish(private: States) -> Channels:
         return {name: private[name].learned}
 
     tags = (SERVER, *tags_of(learning, (name,))[1:])
-    how: dict[str, Any] = dict(start=learning.start, rounds=rounds, counts=True, init_name="learn", tags=tags)
+    how: dict[str, Any] = dict(
+        start=learning.start, rounds=rounds, counts=True, init_name="learn", tags=tags
+    )
     return Fragment(f"server_{name}", init, step, (_gradients(name),), (name,), publish, **how)
 
 
 def _apply_in_turns(
-    learning: Learning, part: Part, state: PartState, found: GradientResult, hyper: Any, turn: jax.Array
+    learning: Learning,
+    part: Part,
+    state: PartState,
+    found: GradientResult,
+    hyper: Any,
+    turn: jax.Array,
 ) -> Updated:
-    """Step along the gradients of each learner, leaves ``[N, ...]``, all computed at the same params.
+    """Step along the gradients of each learner, leaves ``[N, ...]``, all computed at the same
+    params.
 
     The last learner's gradients are as old as A3C's with equally fast learners.
     """
     (learners,) = {leaf.shape[0] for leaf in jax.tree.leaves(found)}
 
     def one(state: PartState, xs: tuple[GradientResult, jax.Array]) -> tuple[PartState, Metrics]:
-        updated = apply_gradients(part, state, xs[0], hyper, xs[1], drop_nonfinite=learning.nan == "skip")
+        updated = apply_gradients(
+            part, state, xs[0], hyper, xs[1], drop_nonfinite=learning.nan == "skip"
+        )
         return updated.state, updated.metrics
 
     state, metrics = jax.lax.scan(one, state, (found, turn * learners + jnp.arange(learners)))
@@ -190,7 +261,12 @@ def _shares(batches: Batches, learners: int) -> Batches:
     """Split batches into each learner's logical shards: leaves ``[N, ...]``."""
 
     def split(leaf: jax.Array, axis: int) -> jax.Array:
-        shape = (*leaf.shape[:axis], learners, leaf.shape[axis] // learners, *leaf.shape[axis + 1 :])
+        shape = (
+            *leaf.shape[:axis],
+            learners,
+            leaf.shape[axis] // learners,
+            *leaf.shape[axis + 1 :],
+        )
         return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
     data, places = jax.tree.map(lambda leaf: split(leaf, 0), (batches.data, batches.places))

@@ -1,4 +1,5 @@
-"""Critics of off-policy algorithms: ensembles of Q-networks with their regression, and values as quantiles or bins.
+"""Critics of off-policy algorithms: ensembles of Q-networks with their regression, and values as
+quantiles or bins.
 
 Also the loss of a policy that imitates actions, of a teacher or from data.
 """
@@ -23,7 +24,14 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
 from jaxrl_fast.networks.noisy import two_parts
 from jaxrl_fast.numerics import distributions
-from jaxrl_fast.numerics.distributions import categorical, cross_entropy, divergence, pick, project, quantile_huber
+from jaxrl_fast.numerics.distributions import (
+    categorical,
+    cross_entropy,
+    divergence,
+    pick,
+    project,
+    quantile_huber,
+)
 from jaxrl_fast.numerics.optimizers import one_of
 
 
@@ -49,7 +57,10 @@ def policy_and_critics(
     Returns:
         The policy and the ensemble.
     """
-    shared = {name: options[name] for name in ("activation", "memory", "recurrent_size", "network", "cnn", "precision")}
+    shared = {
+        name: options[name]
+        for name in ("activation", "memory", "recurrent_size", "network", "cnn", "precision")
+    }
     actor = {"hidden": options["policy_hidden"], "keys": options["policy_keys"], "out_scale": 0.01}
     actor |= {"split": two_parts if options.get("noise_steps") else None}
     policy = make_network(obs_spec, policy_size, **actor, **shared)
@@ -59,7 +70,9 @@ def policy_and_critics(
     return policy, ensemble(make_network(obs_spec, q_size, **critic, **shared), num_critics)
 
 
-def regression(critic_loss: Callable, q: jax.Array, target: jax.Array, batch: ReplayBatch) -> jax.Array:
+def regression(
+    critic_loss: Callable, q: jax.Array, target: jax.Array, batch: ReplayBatch
+) -> jax.Array:
     """Sum the critics' mean losses.
 
     Args:
@@ -71,11 +84,14 @@ def regression(critic_loss: Callable, q: jax.Array, target: jax.Array, batch: Re
     Returns:
         A scalar.
     """
-    return sum((mean_loss(elementwise(critic_loss, x, target), batch) for x in q), start=jnp.zeros(()))
+    return sum(
+        (mean_loss(elementwise(critic_loss, x, target), batch) for x in q), start=jnp.zeros(())
+    )
 
 
 def prioritize_critic(exponent: float) -> Prioritize | None:
-    """Return prioritized replay by the errors of the part ``critic``, weighted by ``hyper.importance_exponent``.
+    """Return prioritized replay by the errors of the part ``critic``, weighted by
+    ``hyper.importance_exponent``.
 
     Args:
         exponent: Exponent of the priorities; 0 for uniform sampling.
@@ -83,7 +99,11 @@ def prioritize_critic(exponent: float) -> Prioritize | None:
     Returns:
         A value of `Replay.prioritize`.
     """
-    return Prioritize("critic", exponent, lambda hyper: hyper.importance_exponent) if exponent else None
+    return (
+        Prioritize("critic", exponent, lambda hyper: hyper.importance_exponent)
+        if exponent
+        else None
+    )
 
 
 def critic_priorities(data: Replay, q: jax.Array, target: jax.Array) -> Any:
@@ -115,7 +135,9 @@ def target_size(num_critics: int, target_critics: int | None) -> int:
     """
     require_positive(num_critics=num_critics)
     if target_critics is not None and not 1 <= target_critics <= num_critics:
-        raise ValueError(f"target_critics={target_critics}: write 1 to {num_critics} (num_critics), or leave it out")
+        raise ValueError(
+            f"target_critics={target_critics}: write 1 to {num_critics} (num_critics), or leave it out"
+        )
     return num_critics if target_critics is None else target_critics
 
 
@@ -134,7 +156,9 @@ def random_critics(q: jax.Array, count: int, key: jax.Array) -> jax.Array:
     """
     if count == len(q):
         return q
-    return q[jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), len(q))[:count]]
+    return q[
+        jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), len(q))[:count]
+    ]
 
 
 def with_dropout(network: Network, key: jax.Array, use: str) -> Network:
@@ -150,7 +174,11 @@ def with_dropout(network: Network, key: jax.Array, use: str) -> Network:
 
     Source: Hiraoka et al. (2022), DroQ, algorithm 2, arXiv 2110.02034.
     """
-    return network.with_dropout(jax.random.fold_in(key, stable_hash(use))) if network.with_dropout else network
+    return (
+        network.with_dropout(jax.random.fold_in(key, stable_hash(use)))
+        if network.with_dropout
+        else network
+    )
 
 
 def averages_critics(q_networks: Network) -> bool:
@@ -174,10 +202,12 @@ class ValueHead(NamedTuple):
     Attributes:
         width: Outputs of the network's last layer for each action.
         expected: ``(outputs [..., width]) -> values [...]``.
-        loss: ``(outputs, reward, bootstrap, following) -> (loss, priority)``, which compares one step with its Bellman
-            target: ``outputs`` ``[width]`` of the step, ``following`` ``[width]`` of the next one, ``bootstrap`` the
-            discount, 0 after a termination. The priority is for prioritized replay.
-        num_levels: Random levels of a `QuantileMlp` in a loss. If not 0, outputs have the width 2 N instead.
+        loss: ``(outputs, reward, bootstrap, following) -> (loss, priority)``, which compares one
+            step with its Bellman target: ``outputs`` ``[width]`` of the step, ``following``
+            ``[width]`` of the next one, ``bootstrap`` the discount, 0 after a termination. The
+            priority is for prioritized replay.
+        num_levels: Random levels of a `QuantileMlp` in a loss. If not 0, outputs have the width 2 N
+            instead.
     """
 
     width: int
@@ -187,7 +217,10 @@ class ValueHead(NamedTuple):
 
 
 def make_value_head(
-    kind: ValueKind, num_atoms: int, value_range: tuple[float, float], scalar_loss: Callable[..., jax.Array]
+    kind: ValueKind,
+    num_atoms: int,
+    value_range: tuple[float, float],
+    scalar_loss: Callable[..., jax.Array],
 ) -> ValueHead:
     """Build a value head by name.
 
@@ -213,7 +246,9 @@ def make_value_head(
         return quantile_head(num_atoms) if kind == "quantiles" else implicit_head(num_atoms)
     if not value_range[0] < value_range[1]:
         low, high = value_range
-        raise ValueError(f"value_min={low} is not below value_max={high}: write the range of discounted returns")
+        raise ValueError(
+            f"value_min={low} is not below value_max={high}: write the range of discounted returns"
+        )
     return categorical_head(num_atoms, value_range)
 
 
@@ -239,7 +274,8 @@ def scalar_head(scalar_loss: Callable[..., jax.Array]) -> ValueHead:
 def categorical_head(num_atoms: int, value_range: tuple[float, float]) -> ValueHead:
     """Build a head of probabilities of evenly spaced returns, as logits.
 
-    The priority is the Kullback-Leibler divergence from the target, as in Rainbow (arXiv 1710.02298).
+    The priority is the Kullback-Leibler divergence from the target, as in Rainbow (arXiv
+    1710.02298).
 
     Args:
         num_atoms: Number of atoms.
@@ -291,7 +327,8 @@ def implicit_head(num_levels: int) -> ValueHead:
     """Build a head of quantiles of the return at random levels; the priority is the loss.
 
     Args:
-        num_levels: Number of levels of a step, and of samples of its Bellman target (N and N' of the paper).
+        num_levels: Number of levels of a step, and of samples of its Bellman target (N and N' of
+            the paper).
 
     Returns:
         The head.
@@ -313,7 +350,8 @@ def implicit_head(num_levels: int) -> ValueHead:
 
 
 def with_levels(network: Network, key: jax.Array, use: str) -> Network:
-    """Return a network that outputs quantiles at random levels, if it outputs quantiles at any level.
+    """Return a network that outputs quantiles at random levels, if it outputs quantiles at any
+    level.
 
     Args:
         network: Network.
@@ -324,7 +362,9 @@ def with_levels(network: Network, key: jax.Array, use: str) -> Network:
         The network.
     """
     return (
-        network.with_levels(jax.random.fold_in(key, stable_hash(f"levels: {use}"))) if network.with_levels else network
+        network.with_levels(jax.random.fold_in(key, stable_hash(f"levels: {use}")))
+        if network.with_levels
+        else network
     )
 
 
@@ -344,7 +384,9 @@ def learned_obs(data: Replay, network: Network, batch: ReplayBatch) -> PyTree:
 
 
 LEAST_LOG_POLICY = -1.0
-"""Smallest logarithm of a probability, times the temperature, in `munchausen_reward` (l0 of the paper, section 4)."""
+"""Smallest logarithm of a probability, times the temperature, in `munchausen_reward` (l0 of the
+paper, section 4).
+"""
 
 
 def log_softmax_policy(q: jax.Array, mask: jax.Array | None, temperature: float) -> jax.Array:
@@ -362,7 +404,8 @@ def log_softmax_policy(q: jax.Array, mask: jax.Array | None, temperature: float)
 
 
 def soft_outputs(outputs: jax.Array, log_policy: jax.Array, temperature: float) -> jax.Array:
-    """Average outputs over a policy, with its entropy as a bonus: the value of the next step in soft Q-learning.
+    """Average outputs over a policy, with its entropy as a bonus: the value of the next step in
+    soft Q-learning.
 
     Args:
         outputs: Values, or quantiles of returns, ``[..., num_actions, width]``.
@@ -378,8 +421,11 @@ def soft_outputs(outputs: jax.Array, log_policy: jax.Array, temperature: float) 
     return jnp.sum(jnp.exp(log_policy) * (outputs - temperature * log_policy), axis=-2)
 
 
-def munchausen_reward(log_policy: jax.Array, action: jax.Array, weight: float, temperature: float) -> jax.Array:
-    """Compute what Munchausen DQN adds to the reward: the scaled and clipped log-probability of the action.
+def munchausen_reward(
+    log_policy: jax.Array, action: jax.Array, weight: float, temperature: float
+) -> jax.Array:
+    """Compute what Munchausen DQN adds to the reward: the scaled and clipped log-probability of the
+    action.
 
     Args:
         log_policy: Log-probabilities of the policy ``[..., num_actions]``.
@@ -406,7 +452,11 @@ def q_outputs(num_actions: int, width: int, dueling: bool) -> int | Heads:
     Returns:
         Number of outputs, or heads by name.
     """
-    return {"value": Head(width), "advantage": Head(num_actions * width)} if dueling else num_actions * width
+    return (
+        {"value": Head(width), "advantage": Head(num_actions * width)}
+        if dueling
+        else num_actions * width
+    )
 
 
 def by_action(outputs: Any, num_actions: int) -> jax.Array:
@@ -445,8 +495,8 @@ def imitation_loss(space: Actions, decided: jax.Array, obs: PyTree, action: jax.
 
     Args:
         space: Action space.
-        decided: Greedy actions of the policy ``[..., *action_shape]``; of discrete actions, the outputs of the policy's
-            network, ``[..., num_outputs(space)]``.
+        decided: Greedy actions of the policy ``[..., *action_shape]``; of discrete actions, the
+            outputs of the policy's network, ``[..., num_outputs(space)]``.
         obs: Observations ``[..., *obs]``, which may have an ``action_mask``.
         action: Actions to take, ``[..., *action_shape]``.
 

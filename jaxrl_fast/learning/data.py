@@ -1,7 +1,7 @@
 """Data of the updates: replay as an algorithm declares it, and the batches that losses get.
 
-Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``W`` steps of a window, ``B`` batch. With
-several agents, an axis ``A`` follows ``E`` and ``B`` (`core`).
+Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``W`` steps of a window,
+``B`` batch. With several agents, an axis ``A`` follows ``E`` and ``B`` (`core`).
 """
 
 from collections.abc import Callable
@@ -13,12 +13,14 @@ from jaxrl_fast.core import PyTree, Transition
 
 
 class Prioritize(NamedTuple):
-    """Prioritized replay: sequences are sampled in proportion to a power of their priority (arXiv 1511.05952).
+    """Prioritized replay: sequences are sampled in proportion to a power of their priority (arXiv
+    1511.05952).
 
     Attributes:
         part: Part whose ``GradientResult.priorities`` are used.
         exponent: Exponent of the priorities, α in the paper.
-        correction: ``(hyper) -> exponent`` of the importance weights, 0 (none) to 1 (full), β in the paper.
+        correction: ``(hyper) -> exponent`` of the importance weights, 0 (none) to 1 (full), β in
+            the paper.
     """
 
     part: str
@@ -27,18 +29,20 @@ class Prioritize(NamedTuple):
 
 
 Relabel = Callable[[Transition, Transition, jax.Array], Transition]
-"""(window of consecutive steps ``[W, ...]`` of an episode; one of its steps from the window's last on, drawn uniformly;
-key) -> the window with changed goals, rewards or ends. Observations and rewards are as sampled, not normalized.
+"""(window of consecutive steps ``[W, ...]`` of an episode; one of its steps from the window's last
+on, drawn uniformly; key) -> the window with changed goals, rewards or ends. Observations and
+rewards are as sampled, not normalized.
 
-Source: Andrychowicz et al. (2017), section 3.3, arXiv 1707.01495 (with the later step's goal, "future").
+Source: Andrychowicz et al. (2017), section 3.3, arXiv 1707.01495 (with the later step's goal,
+"future").
 """
 
 
 WarmupActions = Literal["uniform", "policy"]
 
 NEXT_ACTION = "next_action"
-"""Entry of `Replay.keep` with the recorded action after each step of a run's ``data``; NaN where there is none, as at
-the ends of episodes and in steps that the run itself has sampled.
+"""Entry of `Replay.keep` with the recorded action after each step of a run's ``data``; NaN where
+there is none, as at the ends of episodes and in steps that the run itself has sampled.
 """
 
 
@@ -51,13 +55,16 @@ class Replay(NamedTuple):
         num_batches: Batches, so updates, in a tick (``K``).
         warmup_steps: Stored steps over all environments before the first update.
         n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a sequence that enter the loss (``L``), for recurrent networks; else 1.
+        sequence_length: Steps of a sequence that enter the loss (``L``), for recurrent networks;
+            else 1.
         burn_in: Steps before these that only compute the recurrent memory.
         `keep`: Names of the decision's extras (`Decide`) that are stored.
-        prioritize: `Prioritize`, None for uniform sampling. Priorities of an update reach replay in the next tick;
-            several of one sequence as their maximum.
-        warmup_actions: Actions of the first ``warmup_steps``: uniformly random ones, or the policy's exploration.
-        relabel: Changes windows as a batch is drawn, such as their goals in hindsight; None for no change.
+        prioritize: `Prioritize`, None for uniform sampling. Priorities of an update reach replay in
+            the next tick; several of one sequence as their maximum.
+        warmup_actions: Actions of the first ``warmup_steps``: uniformly random ones, or the
+            policy's exploration.
+        relabel: Changes windows as a batch is drawn, such as their goals in hindsight; None for no
+            change.
         recorded: `offline.Recorded` steps of a run with ``data``; None without.
     """
 
@@ -82,11 +89,12 @@ class OnPolicyBatch(NamedTuple):
         obs: Observations as networks read them.
         action: Actions as sent to the environment.
         first: Whether a step begins an episode.
-        memory: Recurrent memory of each acting network before the first step, by part, ``[1, B, ...]``.
+        memory: Recurrent memory of each acting network before the first step, by part,
+            ``[1, B, ...]``.
         extras: Extras of the decisions, by name (`Decide`).
         targets: Results of `OnPolicy.targets` by name; empty without it.
-        transition: Without targets, a `core.Transition` of the remaining data: rewards, next observations and episode
-            ends; else ``()``.
+        transition: Without targets, a `core.Transition` of the remaining data: rewards, next
+            observations and episode ends; else ``()``.
     """
 
     obs: PyTree
@@ -101,9 +109,9 @@ class OnPolicyBatch(NamedTuple):
 class ReplayBatch(NamedTuple):
     """Sequences from replay, leaves ``[L, B, ...]``; ``L`` is 1 unless a network is recurrent.
 
-    For recurrent networks ``obs`` covers the ``W`` steps of a window: the burn-in, the ``L`` steps of the loss and n -
-    1 more steps. The fields ``first``, ``memory`` and ``last`` are ``()`` for other networks. `learning.algorithm` runs
-    networks over both kinds.
+    For recurrent networks ``obs`` covers the ``W`` steps of a window: the burn-in, the ``L`` steps
+    of the loss and n - 1 more steps. The fields ``first``, ``memory`` and ``last`` are ``()`` for
+    other networks. `learning.algorithm` runs networks over both kinds.
 
     Attributes:
         obs: Observations as networks read them.
@@ -115,7 +123,8 @@ class ReplayBatch(NamedTuple):
         first: Whether a step begins an episode, ``[W, B]``.
         memory: Recurrent memory before the window, by part, ``[1, B, ...]``.
         last: Which of the ``W`` steps ``next_obs`` follows, ``[L, B]``.
-        weight: Importance weights of the losses in prioritized replay, else ``()``; `algorithm.mean_loss` applies them.
+        weight: Importance weights of the losses in prioritized replay, else ``()``;
+            `algorithm.mean_loss` applies them.
     """
 
     obs: PyTree

@@ -1,7 +1,9 @@
-"""Episodes in files: one ``.npy`` file per array and a description, without pickle; or a data set of Minari.
+"""Episodes in files: one ``.npy`` file per array and a description, without pickle; or a data set
+of Minari.
 
-Every episode of ``n`` steps has ``n + 1`` observations, as in Minari. Observations and actions are the arrays of
-training (``EnvSpec.obs`` and ``EnvSpec.action``), as sampled: not normalized, images not stacked.
+Every episode of ``n`` steps has ``n + 1`` observations, as in Minari. Observations and actions are
+the arrays of training (``EnvSpec.obs`` and ``EnvSpec.action``), as sampled: not normalized, images
+not stacked.
 """
 
 import hashlib
@@ -18,7 +20,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, Extras, MultiDiscrete, PyTree, Transition
+from jaxrl_fast.core import (
+    Actions,
+    Box,
+    Discrete,
+    EnvSpec,
+    Extras,
+    MultiDiscrete,
+    PyTree,
+    Transition,
+)
 
 DESCRIPTION, FORMAT_VERSION = "dataset.json", 1
 MINARI = "minari:"
@@ -33,7 +44,8 @@ class Dataset(NamedTuple):
     """Whole episodes, one after another, in ``N`` steps and ``K`` episodes.
 
     Attributes:
-        obs: Observations ``[N + K, ...]`` by path in the environment's observation; ``""`` for a single array.
+        obs: Observations ``[N + K, ...]`` by path in the environment's observation; ``""`` for a
+            single array.
         action: Actions ``[N, ...]``.
         reward: Rewards ``[N]``, float32; ``[N, A]`` with several agents.
         terminated: Whether the task ended with a step, bool ``[N]``.
@@ -70,7 +82,10 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
         Leaves by paths such as ``camera`` or ``arm/joints``; ``""`` for a single array.
     """
     keystr = jax.tree_util.keystr
-    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    return {
+        keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
 
 
 OUTCOME = "action", "reward", "terminated"
@@ -80,7 +95,8 @@ def join(episodes: Iterable[Transition], spec: EnvSpec, about: dict[str, Any]) -
     """Join episodes.
 
     Args:
-        episodes: Steps of each episode, leaves ``[n, ...]``. One that neither terminates nor is truncated is cut.
+        episodes: Steps of each episode, leaves ``[n, ...]``. One that neither terminates nor is
+            truncated is cut.
         spec: Environment.
         about: What made the data.
 
@@ -93,14 +109,19 @@ def join(episodes: Iterable[Transition], spec: EnvSpec, about: dict[str, Any]) -
     found = [jax.tree.map(np.asarray, episode) for episode in episodes]
     if not found:
         raise ValueError("there is no episode to store: collect more steps")
-    observed = [named_leaves(jax.tree.map(lambda x, y: np.concatenate([x, y[-1:]]), e.obs, e.next_obs)) for e in found]
+    observed = [
+        named_leaves(jax.tree.map(lambda x, y: np.concatenate([x, y[-1:]]), e.obs, e.next_obs))
+        for e in found
+    ]
     obs = {name: np.concatenate([one[name] for one in observed]) for name in named_leaves(spec.obs)}
     cuts = [e.truncated.copy() for e in found]
     for cut, episode in zip(cuts, found, strict=True):
         cut[-1] |= ~episode.terminated[-1]
     action, reward, terminated = (np.concatenate([getattr(e, n) for e in found]) for n in OUTCOME)
     lengths = np.array([len(e.reward) for e in found])
-    return Dataset(obs, action, reward, terminated, np.concatenate(cuts), lengths, {"env": spec.name, **about})
+    return Dataset(
+        obs, action, reward, terminated, np.concatenate(cuts), lengths, {"env": spec.name, **about}
+    )
 
 
 def episodes_in(rollout: Transition) -> Iterator[Transition]:
@@ -110,7 +131,8 @@ def episodes_in(rollout: Transition) -> Iterator[Transition]:
         rollout: Consecutive steps ``[T, E, ...]``, in host memory.
 
     Returns:
-        Iterator over episodes, leaves ``[n, ...]``: also the first and last of each environment, which may be cut.
+        Iterator over episodes, leaves ``[n, ...]``: also the first and last of each environment,
+        which may be cut.
     """
     done = rollout.terminated | rollout.truncated
     for env in range(done.shape[1]):
@@ -133,7 +155,9 @@ def steps_in(dataset: Dataset, spec: EnvSpec) -> Transition:
     """
     episode = np.repeat(np.arange(len(dataset.lengths)), dataset.lengths)
     at = np.arange(len(episode)) + episode
-    obs = jax.tree.unflatten(jax.tree.structure(spec.obs), [dataset.obs[name] for name in named_leaves(spec.obs)])
+    obs = jax.tree.unflatten(
+        jax.tree.structure(spec.obs), [dataset.obs[name] for name in named_leaves(spec.obs)]
+    )
     first = np.zeros(len(at), bool)
     first[np.cumsum(dataset.lengths) - dataset.lengths] = True
     now, after = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (at, at + 1))
@@ -142,7 +166,8 @@ def steps_in(dataset: Dataset, spec: EnvSpec) -> Transition:
 
 
 def usable(given: Any, spec: EnvSpec, name: str) -> Dataset:
-    """Return a data set as training takes it: numbers of 32 bits, and the last step of each episode marked as an end.
+    """Return a data set as training takes it: numbers of 32 bits, and the last step of each episode
+    marked as an end.
 
     Args:
         given: Data set, read from files or built from arrays.
@@ -153,11 +178,14 @@ def usable(given: Any, spec: EnvSpec, name: str) -> Dataset:
         The data set.
 
     Raises:
-        ValueError: It is no data set; its sizes do not match; observations or actions are of another environment; or
-            it has NaNs, actions that the environment does not have, or an end within an episode.
+        ValueError: It is no data set; its sizes do not match; observations or actions are of
+            another environment; or it has NaNs, actions that the environment does not have, or an
+            end within an episode.
     """
     if not isinstance(given, Dataset):
-        raise ValueError(f"data={name}: write a folder, or in Python a jf.Dataset, not {type(given).__name__}")
+        raise ValueError(
+            f"data={name}: write a folder, or in Python a jf.Dataset, not {type(given).__name__}"
+        )
     obs = {path: _in_32_bits(np.asarray(x)) for path, x in given.obs.items()}
     flat = (given.reward, np.float32), (given.terminated, bool), (given.truncated, bool)
     reward, *ends = (np.ravel(np.asarray(x, dtype)) for x, dtype in flat)
@@ -177,13 +205,19 @@ def _check_contents(dataset: Dataset, spec: EnvSpec, last: np.ndarray, name: str
                 f"data={name}: its {of or 'observations'} have a NaN or an infinity: leave the episode out"
             )
     if not isinstance(spec.action, Box):
-        sizes = spec.action.sizes if isinstance(spec.action, MultiDiscrete) else spec.action.num_actions
+        sizes = (
+            spec.action.sizes if isinstance(spec.action, MultiDiscrete) else spec.action.num_actions
+        )
         if ((dataset.action < 0) | (dataset.action >= np.array(sizes))).any():
             least, most = dataset.action.min(0), dataset.action.max(0)
-            raise ValueError(f"data={name}: its actions are {least} to {most}, {spec.name} has {sizes}, counted from 0")
+            raise ValueError(
+                f"data={name}: its actions are {least} to {most}, {spec.name} has {sizes}, counted from 0"
+            )
     within = np.flatnonzero((dataset.terminated | dataset.truncated) & ~last)
     if within.size:
-        raise ValueError(f"data={name}: step {within[0]} ends an episode, which goes on by its lengths: split it there")
+        raise ValueError(
+            f"data={name}: step {within[0]} ends an episode, which goes on by its lengths: split it there"
+        )
 
 
 def _check_same_spaces(dataset: Dataset, spec: EnvSpec, name: str) -> None:
@@ -203,7 +237,9 @@ def _check_same_spaces(dataset: Dataset, spec: EnvSpec, name: str) -> None:
 
 
 def _shapes(leaves: dict[str, tuple]) -> str:
-    return ", ".join(f"{name or 'an array'} {dtype} {list(shape)}" for name, (shape, dtype) in leaves.items())
+    return ", ".join(
+        f"{name or 'an array'} {dtype} {list(shape)}" for name, (shape, dtype) in leaves.items()
+    )
 
 
 def _action_shape(space: Actions) -> tuple[tuple[int, ...], str]:
@@ -213,7 +249,8 @@ def _action_shape(space: Actions) -> tuple[tuple[int, ...], str]:
 
 
 def save_dataset(dataset: Dataset, folder: str | Path) -> Path:
-    """Write a data set: arrays as ``.npy`` files, then ``dataset.json`` with sizes, digests and what made it.
+    """Write a data set: arrays as ``.npy`` files, then ``dataset.json`` with sizes, digests and
+    what made it.
 
     Args:
         dataset: Data set.
@@ -229,14 +266,24 @@ def save_dataset(dataset: Dataset, folder: str | Path) -> Path:
     refuse_full(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = {name: _write_array(folder, name, array) for name, array in _by_file(dataset).items()}
+        files = {
+            name: _write_array(folder, name, array) for name, array in _by_file(dataset).items()
+        }
         returns = dataset.returns
         numbers = {"episodes": len(dataset.lengths), "steps": len(dataset.action)}
         returned = {"return_mean": float(returns.mean()), "return_std": float(returns.std())}
-        content = {"format": FORMAT_VERSION, **numbers, **returned, "about": dataset.about, "files": files}
+        content = {
+            "format": FORMAT_VERSION,
+            **numbers,
+            **returned,
+            "about": dataset.about,
+            "files": files,
+        }
         (folder / DESCRIPTION).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"{folder} is not writable ({error.strerror}): write another out") from error
+        raise ValueError(
+            f"{folder} is not writable ({error.strerror}): write another out"
+        ) from error
     return folder
 
 
@@ -250,7 +297,9 @@ def refuse_full(folder: Path) -> None:
         ValueError: It contains a data set or other files.
     """
     if (folder / DESCRIPTION).exists():
-        raise ValueError(f"out={folder} contains a data set already: write another out, or remove it")
+        raise ValueError(
+            f"out={folder} contains a data set already: write another out, or remove it"
+        )
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"out={folder} contains other files: write a new folder, or remove them")
 
@@ -279,19 +328,29 @@ def load_dataset(path: str | Path) -> Dataset:
             f"data={MINARI}<id>"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"data={folder}: {DESCRIPTION} is damaged ({error}): collect the data again") from error
+        raise ValueError(
+            f"data={folder}: {DESCRIPTION} is damaged ({error}): collect the data again"
+        ) from error
     if version != FORMAT_VERSION:
-        raise ValueError(f"data={folder} has format {version}, this version reads {FORMAT_VERSION}: collect it again")
+        raise ValueError(
+            f"data={folder} has format {version}, this version reads {FORMAT_VERSION}: collect it again"
+        )
     arrays = {name: _read_array(folder, name, facts) for name, facts in files.items()}
     obs = {
-        name.removeprefix("observations").removeprefix("."): arrays.pop(name) for name in list(arrays) if _is_obs(name)
+        name.removeprefix("observations").removeprefix("."): arrays.pop(name)
+        for name in list(arrays)
+        if _is_obs(name)
     }
     obs = {name.replace(".", "/"): array for name, array in obs.items()}
     try:
         columns: Any = [arrays[name] for name in COLUMNS]
     except KeyError as error:
-        raise ValueError(f"data={folder}: {DESCRIPTION} does not name {error}: collect the data again") from error
-    return _checked(Dataset(obs, *columns)._replace(about=content.get("about", {})), f"data={folder}")
+        raise ValueError(
+            f"data={folder}: {DESCRIPTION} does not name {error}: collect the data again"
+        ) from error
+    return _checked(
+        Dataset(obs, *columns)._replace(about=content.get("about", {})), f"data={folder}"
+    )
 
 
 COLUMNS = "actions", "rewards", "terminations", "truncations", "lengths"
@@ -302,7 +361,10 @@ def _is_obs(name: str) -> bool:
 
 
 def _by_file(dataset: Dataset) -> dict[str, np.ndarray]:
-    observed = {".".join(["observations", *path.split("/")]).rstrip("."): leaf for path, leaf in dataset.obs.items()}
+    observed = {
+        ".".join(["observations", *path.split("/")]).rstrip("."): leaf
+        for path, leaf in dataset.obs.items()
+    }
     columns = dataset.action, dataset.reward, dataset.terminated, dataset.truncated, dataset.lengths
     return observed | dict(zip(COLUMNS, columns, strict=True))
 
@@ -320,7 +382,9 @@ def _read_array(folder: Path, name: str, facts: dict[str, Any]) -> np.ndarray:
             raise ValueError("it has changed")
         return np.load(file, allow_pickle=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"data={folder}: {file.name} is damaged ({error}): collect the data again") from error
+        raise ValueError(
+            f"data={folder}: {file.name} is damaged ({error}): collect the data again"
+        ) from error
 
 
 def _digest(file: Path) -> str:
@@ -334,10 +398,15 @@ def _checked(dataset: Dataset, name: str) -> Dataset:
     if not (episodes and lengths.min() > 0 and lengths.sum() == steps):
         raise ValueError(f"{name}: its lengths must be above 0 and add up to its {steps:,} actions")
     sizes = {of: (len(getattr(dataset, of)), steps) for of in ("reward", "terminated", "truncated")}
-    sizes |= {f"observations {path}".rstrip(): (len(x), steps + episodes) for path, x in dataset.obs.items()}
+    sizes |= {
+        f"observations {path}".rstrip(): (len(x), steps + episodes)
+        for path, x in dataset.obs.items()
+    }
     for of, (rows, needed) in sizes.items():
         if rows != needed:
-            raise ValueError(f"{name}: {of} has {rows:,} rows, not {needed:,}; an episode has n actions and n + 1 obs")
+            raise ValueError(
+                f"{name}: {of} has {rows:,} rows, not {needed:,}; an episode has n actions and n + 1 obs"
+            )
     return dataset
 
 
@@ -353,7 +422,9 @@ def import_minari() -> Any:
     try:
         return import_module("minari")
     except ImportError as error:
-        raise ValueError(f"Minari is missing ({error}): pip install 'jaxrl_fast[minari]'") from error
+        raise ValueError(
+            f"Minari is missing ({error}): pip install 'jaxrl_fast[minari]'"
+        ) from error
 
 
 def _from_minari(name: str) -> Dataset:
@@ -361,21 +432,31 @@ def _from_minari(name: str) -> Dataset:
     try:
         stored = import_minari().load_dataset(name)
     except (OSError, KeyError) as error:  # of its file, or a name without namespace
-        raise ValueError(f"data={MINARI}{name}: {error}; minari list local shows the names") from error
+        raise ValueError(
+            f"data={MINARI}{name}: {error}; minari list local shows the names"
+        ) from error
     episodes = list(stored.iterate_episodes())
     if not episodes:
         raise ValueError(f"data={MINARI}{name} has no episodes")
-    observed = [{path: np.asarray(leaf) for path, leaf in named_leaves(e.observations).items()} for e in episodes]
-    obs = {path: _in_32_bits(np.concatenate([one[path] for one in observed])) for path in observed[0]}
+    observed = [
+        {path: np.asarray(leaf) for path, leaf in named_leaves(e.observations).items()}
+        for e in episodes
+    ]
+    obs = {
+        path: _in_32_bits(np.concatenate([one[path] for one in observed])) for path in observed[0]
+    }
     action = _in_32_bits(np.concatenate([np.asarray(e.actions) for e in episodes]))
     flags = [
-        np.concatenate([np.asarray(getattr(e, n), bool) for e in episodes]) for n in ("terminations", "truncations")
+        np.concatenate([np.asarray(getattr(e, n), bool) for e in episodes])
+        for n in ("terminations", "truncations")
     ]
     reward = np.concatenate([np.asarray(e.rewards, np.float32) for e in episodes])
     lengths = np.array([len(e.rewards) for e in episodes])
     flags[1][np.cumsum(lengths) - 1] |= ~flags[0][np.cumsum(lengths) - 1]
     about = {"env": str(stored.env_spec.id if stored.env_spec else name), "minari": name}
-    return _checked(Dataset(obs, action, reward, flags[0], flags[1], lengths, about), f"data={MINARI}{name}")
+    return _checked(
+        Dataset(obs, action, reward, flags[0], flags[1], lengths, about), f"data={MINARI}{name}"
+    )
 
 
 def _in_32_bits(array: np.ndarray) -> np.ndarray:
@@ -393,13 +474,18 @@ def to_minari(dataset: Dataset, name: str, spec: EnvSpec, env_id: str | None = N
         env_id: Id of the environment in Gymnasium, if it has one.
 
     Raises:
-        ValueError: Minari is missing, refuses the name, has a data set of this name, or the environment's own spaces
-            are nested.
+        ValueError: Minari is missing, refuses the name, has a data set of this name, or the
+            environment's own spaces are nested.
     """
     minari = import_minari()
     if spec.obs_space is not None or spec.action_space is not None or spec.num_agents is not None:
-        raise ValueError(f"{spec.name} has spaces of another form, which are not written for Minari: leave format out")
-    spaces, buffer = import_module("gymnasium.spaces"), import_module("minari.data_collector").EpisodeBuffer
+        raise ValueError(
+            f"{spec.name} has spaces of another form, which are not written for Minari: leave format out"
+        )
+    spaces, buffer = (
+        import_module("gymnasium.spaces"),
+        import_module("minari.data_collector").EpisodeBuffer,
+    )
     ends = np.cumsum(dataset.lengths)
     episodes = []
     for number, (start, end) in enumerate(zip(ends - dataset.lengths, ends, strict=True)):
@@ -407,12 +493,20 @@ def to_minari(dataset: Dataset, name: str, spec: EnvSpec, env_id: str | None = N
         own = slice(start, end)
         flags = dataset.terminated[own], dataset.truncated[own]
         observed: Any = obs.get("", obs)
-        episodes.append(buffer(number, None, None, observed, dataset.action[own], dataset.reward[own], *flags))
+        episodes.append(
+            buffer(number, None, None, observed, dataset.action[own], dataset.reward[own], *flags)
+        )
     about = dataset.about
-    facts: dict[str, Any] = dict(env=env_id, algorithm_name=str(about.get("algo", "")), description=json.dumps(about))
-    facts |= dict(observation_space=_space(spaces, spec.obs), action_space=_action_space(spaces, spec.action))
+    facts: dict[str, Any] = dict(
+        env=env_id, algorithm_name=str(about.get("algo", "")), description=json.dumps(about)
+    )
+    facts |= dict(
+        observation_space=_space(spaces, spec.obs), action_space=_action_space(spaces, spec.action)
+    )
     try:
-        with warnings.catch_warnings(action="ignore"):  # it asks for a link to code and for an address
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # it asks for a link to code and for an address
             minari.create_dataset_from_buffers(name, episodes, author="jaxrl_fast", **facts)
     except (ValueError, AssertionError) as error:
         raise ValueError(f"out={MINARI}{name}: Minari refuses it: {error}") from error
@@ -436,7 +530,11 @@ def _box(spaces: Any, leaf: Any) -> Any:
 def _action_space(spaces: Any, space: Actions) -> Any:
     if isinstance(space, Box):
         return spaces.Box(np.asarray(space.low), np.asarray(space.high), dtype=np.float32)
-    return spaces.Discrete(space.num_actions) if isinstance(space, Discrete) else spaces.MultiDiscrete(space.sizes)
+    return (
+        spaces.Discrete(space.num_actions)
+        if isinstance(space, Discrete)
+        else spaces.MultiDiscrete(space.sizes)
+    )
 
 
 def made_here() -> dict[str, Any]:
@@ -445,4 +543,7 @@ def made_here() -> dict[str, Any]:
     Returns:
         Text by name.
     """
-    return {"jaxrl_fast": importlib.metadata.version("jaxrl_fast"), "made": time.strftime("%Y-%m-%d %H:%M:%S")}
+    return {
+        "jaxrl_fast": importlib.metadata.version("jaxrl_fast"),
+        "made": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }

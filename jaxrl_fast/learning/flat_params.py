@@ -1,8 +1,9 @@
-"""Training with each network's parameters in one vector, for small networks or devices that start kernels singly.
+"""Training with each network's parameters in one vector, for small networks or devices that start
+kernels singly.
 
-An optimizer's step is then a few kernels instead of several for each layer, and the networks of an ensemble are one
-batched product. Results differ only by the order of sums in norms. For large networks on a CPU the copies cost more
-than they save.
+An optimizer's step is then a few kernels instead of several for each layer, and the networks of an
+ensemble are one batched product. Results differ only by the order of sums in norms. For large
+networks on a CPU the copies cost more than they save.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +30,13 @@ from jaxrl_fast.networks.network import UNCONSTRAINED
 from jaxrl_fast.numerics.optimizers import NamedOptimizer
 
 SMALL_NETWORKS = 2**15
-"""Largest number of parameters of all networks for which every device joins each network into one vector.
+"""Largest number of parameters of all networks for which every device joins each network into one
+vector.
 
-In small networks it takes longer to start an operation than to compute it, and an optimizer has several operations for
-each layer. Joining makes PPO 1.1 to 1.2 times as fast on 4 CartPoles, 1.05 times on 64, and no faster with 34,691
-parameters (measured by hand; 2 cores, AMD EPYC of family 26).
+In small networks it takes longer to start an operation than to compute it, and an optimizer has
+several operations for each layer. Joining makes PPO 1.1 to 1.2 times as fast on 4 CartPoles, 1.05
+times on 64, and no faster with 34,691 parameters (measured by hand; 2 cores, AMD EPYC of family
+26).
 """
 
 
@@ -65,11 +68,14 @@ def packing_of(params: PyTree, size: int = 0) -> Packing:
     """
     member = params[0] if size else params
     leaves, structure = jax.tree.flatten(member)
-    return Packing(jax.tree.structure(params), structure, tuple(leaf.shape for leaf in leaves), size)
+    return Packing(
+        jax.tree.structure(params), structure, tuple(leaf.shape for leaf in leaves), size
+    )
 
 
 def pack(packing: Packing, tree: PyTree) -> jax.Array:
-    """Join a tree into a vector, array after array; of an ensemble, each array of all networks together.
+    """Join a tree into a vector, array after array; of an ensemble, each array of all networks
+    together.
 
     Args:
         packing: Layout.
@@ -123,8 +129,8 @@ def unpack(packing: Packing, vector: jax.Array) -> PyTree:
 def can_join(part: Part, state: PartState) -> bool:
     """Return whether a part's parameters can be one vector.
 
-    All must be float32, without batch norms and constraints, with an optimizer that treats each number separately.
-    Agents must not have separate networks, whose norms a vector would mix.
+    All must be float32, without batch norms and constraints, with an optimizer that treats each
+    number separately. Agents must not have separate networks, whose norms a vector would mix.
 
     Args:
         part: Part.
@@ -136,14 +142,22 @@ def can_join(part: Part, state: PartState) -> bool:
     params = state.learned.params
     if not all(isinstance(make, NamedOptimizer) for make in part.optimizers.values()):
         return False
-    if any(network.separate or network.project is not UNCONSTRAINED for network in part.networks.values()):
+    if any(
+        network.separate or network.project is not UNCONSTRAINED
+        for network in part.networks.values()
+    ):
         return False
     alike = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     return alike and not jax.tree.leaves([statistics_of(tree) for tree in params.values()])
 
 
 def make_learning(
-    agent: BoundAgent, *, start: int = 0, nan: OnNan = "stop", turns: bool = False, joined: bool = False
+    agent: BoundAgent,
+    *,
+    start: int = 0,
+    nan: OnNan = "stop",
+    turns: bool = False,
+    joined: bool = False,
 ) -> Learning:
     """Return the settings of an agent's learners, with flat parameters for small networks.
 
@@ -152,7 +166,8 @@ def make_learning(
         start: First tick with updates.
         nan: Action on NaN or infinity.
         turns: Whether a server steps along one learner's gradients after another.
-        joined: Whether to join networks of any size, and the loop's counters, for devices that start kernels singly.
+        joined: Whether to join networks of any size, and the loop's counters, for devices that
+            start kernels singly.
 
     Returns:
         The settings.
@@ -160,7 +175,11 @@ def make_learning(
     learning = Learning(agent, start, nan, turns)
     if joined:
         return learning._replace(make_trainer=flat_trainer, scan=scan_joined)
-    return learning._replace(make_trainer=flat_trainer) if agent.products.params <= SMALL_NETWORKS else learning
+    return (
+        learning._replace(make_trainer=flat_trainer)
+        if agent.products.params <= SMALL_NETWORKS
+        else learning
+    )
 
 
 def flat_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
@@ -178,7 +197,8 @@ def flat_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
 
 
 def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
-    """Return the trainer of a part as vectors: one for each network's params, target and optimizer moment.
+    """Return the trainer of a part as vectors: one for each network's params, target and optimizer
+    moment.
 
     A network that is a single number stays a number.
 
@@ -190,12 +210,21 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
     Returns:
         The trainer.
     """
-    trees = {name: tree for name, tree in like.learned.params.items() if not isinstance(tree, jax.Array)}
-    packings = {name: packing_of(tree, part.networks[name].ensemble_size) for name, tree in trees.items()}
+    trees = {
+        name: tree for name, tree in like.learned.params.items() if not isinstance(tree, jax.Array)
+    }
+    packings = {
+        name: packing_of(tree, part.networks[name].ensemble_size) for name, tree in trees.items()
+    }
     shown = unpack if any(network.recurrent for network in part.networks.values()) else stacked
 
-    def over(function: Callable[[Packing, Any], Any], by_network: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: function(packings[name], x) if name in packings else x for name, x in by_network.items()}
+    def over(
+        function: Callable[[Packing, Any], Any], by_network: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            name: function(packings[name], x) if name in packings else x
+            for name, x in by_network.items()
+        }
 
     def begin(state: PartState) -> PartState:
         learned = Learned(*(over(pack, networks) for networks in state.learned))
@@ -212,7 +241,12 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
         return Learned(*(over(shown, networks) for networks in state.learned))
 
     def update(
-        state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array
+        state: PartState,
+        peers: dict[str, Learned],
+        batch: Any,
+        key: jax.Array,
+        hyper: Any,
+        updates: jax.Array,
     ) -> Updated:
         found = part.gradients(seen(state), peers, batch, key, hyper)
         found = found._replace(grads=over(pack, found.grads))
@@ -249,11 +283,16 @@ def unpack_moments(packing: Packing, moments: tuple[PyTree, PyTree]) -> PyTree:
     packed, like = moments
     places, structure = jax.tree.flatten(like, is_leaf=is_like)
     values = zip(places, jax.tree.leaves(packed), strict=True)
-    return jax.tree.unflatten(structure, [unpack(packing, x) if is_like(place) else x for place, x in values])
+    return jax.tree.unflatten(
+        structure, [unpack(packing, x) if is_like(place) else x for place, x in values]
+    )
 
 
-def scan_joined(step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: PyTree, xs: PyTree) -> tuple:
-    """Scan like `jax.lax.scan`, unrolled eight times, with the state's scalars joined into one vector per dtype.
+def scan_joined(
+    step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: PyTree, xs: PyTree
+) -> tuple:
+    """Scan like `jax.lax.scan`, unrolled eight times, with the state's scalars joined into one
+    vector per dtype.
 
     Args:
         step: Step of the scan.
@@ -277,7 +316,9 @@ def scan_joined(step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: 
     def scatter(vectors: dict, arrays: list) -> PyTree:
         numbers = {i: vectors[dtype][n] for dtype, own in places.items() for n, i in enumerate(own)}
         others = iter(arrays)
-        return jax.tree.unflatten(structure, [numbers[i] if i in numbers else next(others) for i in range(len(leaves))])
+        return jax.tree.unflatten(
+            structure, [numbers[i] if i in numbers else next(others) for i in range(len(leaves))]
+        )
 
     def gathered(carry: tuple[dict, list], x: PyTree) -> tuple[tuple[dict, list], PyTree]:
         state, outputs = step(scatter(*carry), x)

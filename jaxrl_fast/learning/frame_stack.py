@@ -1,13 +1,14 @@
 """Frame stacks: how networks read images, each stored once.
 
-Environments, rollouts and replay hold single frames, uint8 ``[H, W, C]``, alone or among the entries of a dictionary.
-If ``EnvSpec.frame_stack`` is ``k`` > 1, networks read the last ``k`` frames, oldest first, as ``[H, W, k * C]``, and
-only the last of all other entries. Before its ``k``-th step an episode repeats its first frame, as after a reset in
-Mnih et al. (2015) and Gymnasium; no stack has frames of two episodes.
+Environments, rollouts and replay hold single frames, uint8 ``[H, W, C]``, alone or among the
+entries of a dictionary. If ``EnvSpec.frame_stack`` is ``k`` > 1, networks read the last ``k``
+frames, oldest first, as ``[H, W, k * C]``, and only the last of all other entries. Before its
+``k``-th step an episode repeats its first frame, as after a reset in Mnih et al. (2015) and
+Gymnasium; no stack has frames of two episodes.
 
-Action selection carries the frames before the newest. Learners build the same stacks from tables of frames, where rows
-of int32 index the frames of a stack. A *tree of images* has the structure of an observation, with None in place of all
-leaves that are not images.
+Action selection carries the frames before the newest. Learners build the same stacks from tables of
+frames, where rows of int32 index the frames of a stack. A *tree of images* has the structure of an
+observation, with None in place of all leaves that are not images.
 """
 
 from typing import Any, NamedTuple
@@ -50,7 +51,8 @@ class Recent(NamedTuple):
 
     Attributes:
         frames: Last frames, a tree of images ``[G, k - 1, E / G, H, W, C]``.
-        age: Steps since the episode began, at most ``k - 1``, ``[G, E / G]``; -1 before the first rollout.
+        age: Steps since the episode began, at most ``k - 1``, ``[G, E / G]``; -1 before the first
+            rollout.
     """
 
     frames: PyTree
@@ -61,8 +63,8 @@ class Tabled(NamedTuple):
     """Sequences whose images are in tables.
 
     Attributes:
-        batch: `OnPolicyBatch` or `ReplayBatch`, with rows int32 ``[..., k]`` of the shard's table, oldest first, in
-            place of images.
+        batch: `OnPolicyBatch` or `ReplayBatch`, with rows int32 ``[..., k]`` of the shard's table,
+            oldest first, in place of images.
         tables: Frames, a tree of images ``[G, F, H, W, C]``.
     """
 
@@ -84,7 +86,9 @@ def make_view(spec: EnvSpec) -> View:
     """
     k = spec.frame_stack
     if not (type(k) is int and k >= 0):
-        raise ValueError(f"{spec.name}: frame_stack={k}: write the number of frames to stack, such as 4, or 0")
+        raise ValueError(
+            f"{spec.name}: frame_stack={k}: write the number of frames to stack, such as 4, or 0"
+        )
     images = jax.tree.map(lambda leaf: leaf if is_image(leaf) else None, spec.obs)
     if k > 1 and not jax.tree.leaves(images):
         shown = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec.obs)
@@ -111,7 +115,9 @@ def only_images(view: View, obs: PyTree) -> PyTree:
     Returns:
         The tree of images.
     """
-    return jax.tree.map(lambda image, leaf: None if image is None else leaf, view.images, obs, is_leaf=_is_none)
+    return jax.tree.map(
+        lambda image, leaf: None if image is None else leaf, view.images, obs, is_leaf=_is_none
+    )
 
 
 def without_images(view: View, obs: PyTree) -> PyTree:
@@ -124,7 +130,9 @@ def without_images(view: View, obs: PyTree) -> PyTree:
     Returns:
         The observation without images.
     """
-    return jax.tree.map(lambda image, leaf: leaf if image is None else None, view.images, obs, is_leaf=_is_none)
+    return jax.tree.map(
+        lambda image, leaf: leaf if image is None else None, view.images, obs, is_leaf=_is_none
+    )
 
 
 def put_images(obs: PyTree, images: PyTree) -> PyTree:
@@ -137,7 +145,9 @@ def put_images(obs: PyTree, images: PyTree) -> PyTree:
     Returns:
         The observation with these images.
     """
-    return jax.tree.map(lambda image, leaf: leaf if image is None else image, images, obs, is_leaf=_is_none)
+    return jax.tree.map(
+        lambda image, leaf: leaf if image is None else image, images, obs, is_leaf=_is_none
+    )
 
 
 def initial_frames(view: View, size: int) -> PyTree:
@@ -188,7 +198,9 @@ def stacked_acting(acting: Acting, view: View) -> Acting:
     def greedy_carry(num_envs: int) -> Carry:
         return acting.greedy_carry(num_envs)._replace(frames=initial_frames(view, num_envs))
 
-    return acting._replace(explore=explore, greedy=greedy, initial_carry=initial_carry, greedy_carry=greedy_carry)
+    return acting._replace(
+        explore=explore, greedy=greedy, initial_carry=initial_carry, greedy_carry=greedy_carry
+    )
 
 
 def stacked_on_policy(
@@ -209,18 +221,32 @@ def stacked_on_policy(
     shards = shards_of(agent, data, num_envs, max_shards)
 
     def step(
-        state: Recent, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array
+        state: Recent,
+        rollout: Transition,
+        learned: Peers,
+        statistics: Statistics | None,
+        hyper: Any,
+        key: jax.Array,
     ) -> tuple[Recent, Batches]:
-        scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
+        scaled = scale_experience(
+            rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return
+        )
         state, tables, rows = add_rollout(view, state, rollout.obs, rollout.first, shards)
         scaled = scaled._replace(obs=put_rows(view, scaled.obs, rows))
-        batch = make_batch(data, scaled, values_of_stacks(agent, data, scaled, tables, learned), hyper)
+        batch = make_batch(
+            data, scaled, values_of_stacks(agent, data, scaled, tables, learned), hyper
+        )
         batches = epochs_of(data, batch, scaled.extras.memory, key, num_envs, max_shards)
         return state, batches._replace(data=Tabled(batches.data, tables))
 
     reads = (data.critic,) if data.targets is not None else ()
     made = Experience(
-        lambda example: init_recent(view, num_envs, shards), step, take_tabled, shards, reads, state_axes=0
+        lambda example: init_recent(view, num_envs, shards),
+        step,
+        take_tabled,
+        shards,
+        reads,
+        state_axes=0,
     )
     return made._replace(memory_every=data.sequence_length or 1)
 
@@ -230,7 +256,8 @@ def values_of_stacks(
 ) -> Values | None:
     """Compute the critic's values of a rollout whose images are rows of tables.
 
-    Computes one time step after another: the stacks of all steps at once take more memory than the rollout.
+    Computes one time step after another: the stacks of all steps at once take more memory than the
+    rollout.
 
     Args:
         agent: Algorithm built for one environment.
@@ -253,10 +280,17 @@ def values_of_stacks(
         outputs, memories = network.apply(params, memory, stack, first)
         after = jax.tree.map(lambda x: x[0], memories)
         following, _ = network.apply(params, after, next_stack, jnp.zeros_like(first))
-        return after, (data.value(outputs, stack, action)[0], data.value(following, next_stack, None)[0])
+        return after, (
+            data.value(outputs, stack, action)[0],
+            data.value(following, next_stack, None)[0],
+        )
 
     before = jax.tree.map(lambda x: x[0], memory)
-    return Values(*jax.lax.scan(one_step, before, (rollout.obs, rollout.next_obs, rollout.action, rollout.first))[1])
+    return Values(
+        *jax.lax.scan(
+            one_step, before, (rollout.obs, rollout.next_obs, rollout.action, rollout.first)
+        )[1]
+    )
 
 
 def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyTree, PyTree]:
@@ -275,7 +309,9 @@ def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyT
         return obs, ()
     frames = only_images(view, obs)
     stacks = jax.tree.map(lambda old, frame: push(old, frame, first), before, frames)
-    after = jax.tree.map(lambda stack, frame: without_oldest(stack, frame.shape[-1]), stacks, frames)
+    after = jax.tree.map(
+        lambda stack, frame: without_oldest(stack, frame.shape[-1]), stacks, frames
+    )
     return put_images(obs, stacks), after
 
 
@@ -291,7 +327,9 @@ def push(before: jax.Array, frame: jax.Array, first: jax.Array) -> jax.Array:
         Stacks ``[E, H, W, k * C]``.
     """
     repeated = jnp.concatenate([frame] * (before.shape[-1] // frame.shape[-1]), axis=-1)
-    return jnp.concatenate([jnp.where(first[:, None, None, None], repeated, before), frame], axis=-1)
+    return jnp.concatenate(
+        [jnp.where(first[:, None, None, None], repeated, before), frame], axis=-1
+    )
 
 
 def without_oldest(stack: jax.Array, channels: int) -> jax.Array:
@@ -319,7 +357,9 @@ def init_recent(view: View, num_envs: int, shards: int) -> Recent:
         Frames of zeros.
     """
     before, per_shard = view.stack - 1, num_envs // shards
-    frames = jax.tree.map(lambda s: jnp.zeros((shards, before, per_shard, *s.shape), s.dtype), view.images)
+    frames = jax.tree.map(
+        lambda s: jnp.zeros((shards, before, per_shard, *s.shape), s.dtype), view.images
+    )
     return Recent(frames, jnp.full((shards, per_shard), -1, jnp.int32))
 
 
@@ -336,12 +376,15 @@ def add_rollout(
         shards: Number of logical shards.
 
     Returns:
-        `Recent` of this rollout, tables of its frames and the ``k - 1`` before it, and rows ``[T, E, k]``.
+        `Recent` of this rollout, tables of its frames and the ``k - 1`` before it, and rows
+        ``[T, E, k]``.
     """
     before, (steps, num_envs) = view.stack - 1, first.shape
     per_shard = num_envs // shards
     frames = jax.tree.map(lambda leaf: by_shard(leaf, shards), only_images(view, obs))
-    whole = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), recent.frames, frames)
+    whole = jax.tree.map(
+        lambda old, new: jnp.concatenate([old, new], axis=1), recent.frames, frames
+    )
 
     def step(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
         age = jnp.where(first, 0, jnp.minimum(age + 1, before))
@@ -380,7 +423,9 @@ def put_stacks(tables: PyTree, obs: PyTree) -> PyTree:
     Returns:
         The observations with stacks.
     """
-    rows = jax.tree.map(lambda table, leaf: None if table is None else leaf, tables, obs, is_leaf=_is_none)
+    rows = jax.tree.map(
+        lambda table, leaf: None if table is None else leaf, tables, obs, is_leaf=_is_none
+    )
     return put_images(obs, jax.tree.map(make_stacks, tables, rows))
 
 
@@ -401,7 +446,9 @@ def put_next_stacks(tables: PyTree, stacked: PyTree, next_obs: PyTree) -> PyTree
             return None
         return jnp.concatenate([without_oldest(stack, frame.shape[-1]), frame], axis=-1)
 
-    return put_images(next_obs, jax.tree.map(following, tables, stacked, next_obs, is_leaf=_is_none))
+    return put_images(
+        next_obs, jax.tree.map(following, tables, stacked, next_obs, is_leaf=_is_none)
+    )
 
 
 def make_stacks(table: jax.Array, rows: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Sampling from host environments, driven from Python.
 
-Actions are computed on the devices of the sampling fragment's group, for one group of environments while the others
-step (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
+Actions are computed on the devices of the sampling fragment's group, for one group of environments
+while the others step (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
 """
 
 from collections.abc import Callable, Iterable
@@ -28,10 +28,12 @@ R = TypeVar("R")
 
 
 class HostSamplerState(NamedTuple):
-    """State of sampling on the host between ticks; shapes ``[E, ...]``, with several seeds ``[S, E, ...]``.
+    """State of sampling on the host between ticks; shapes ``[E, ...]``, with several seeds
+    ``[S, E, ...]``.
 
     Attributes:
-        steps: Environment steps over the whole pool since its last reset, int32 (modulo `MAX_STEPS`).
+        steps: Environment steps over the whole pool since its last reset, int32 (modulo
+            `MAX_STEPS`).
         obs: As in `rollout.SamplerState`.
         first: As in `rollout.SamplerState`.
         carry: As in `rollout.SamplerState`.
@@ -60,16 +62,22 @@ class HostRecord(NamedTuple):
 
 
 class Recording:
-    """A rollout that is being filled: arrays ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``."""
+    """A rollout that is being filled: arrays ``[T, E, ...]``, with several seeds
+    ``[S, T, E, ...]``.
+    """
 
     def __init__(self, length: int, num_envs: int, axis: int, num_seeds: int = 1) -> None:
         self.shape, self.axis = (*[num_seeds] * axis, length, num_envs), axis
         self.arrays: Any = None
 
     def put(self, t: Any, rows: Any, record: HostRecord) -> None:
-        """Write step ``t`` of the environments ``rows``: a number and a slice, or two index arrays of equal length."""
+        """Write step ``t`` of the environments ``rows``: a number and a slice, or two index arrays
+        of equal length.
+        """
         if self.arrays is None:
-            self.arrays = jax.tree.map(lambda x: np.empty((*self.shape, *x.shape[self.axis + 1 :]), x.dtype), record)
+            self.arrays = jax.tree.map(
+                lambda x: np.empty((*self.shape, *x.shape[self.axis + 1 :]), x.dtype), record
+            )
         at = (*[slice(None)] * self.axis, t, rows)
         for whole, part in zip(jax.tree.leaves(self.arrays), jax.tree.leaves(record), strict=True):
             whole[at] = part
@@ -88,15 +96,17 @@ def host_sampler(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) ->
     """
     make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
     if env.bridge == "worker":
-        from jaxrl_fast.learning.worker_sampling import worker_sample_fragment as make_sample  # needs gymnasium
+        from jaxrl_fast.learning.worker_sampling import (
+            worker_sample_fragment as make_sample,
+        )  # needs gymnasium
     return make_sample(env, agent, rollout_shapes)
 
 
 def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
     """Build the fragment ``sample`` for host environments; it serves all seeds of a pool.
 
-    The first tick resets the environments. So does every tick in which their count of steps differs from the state's:
-    after a resume, episodes restart.
+    The first tick resets the environments. So does every tick in which their count of steps differs
+    from the state's: after a resume, episodes restart.
 
     Args:
         env: Host environments.
@@ -111,17 +121,30 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     axis, length = env_axis(env), agent.rollout_length
     rows = _slices(env.num_envs, env.num_groups)
     groups = range(env.num_groups)
-    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # groups whose actions one call computes
+    turns = (
+        [[group] for group in groups] if env.overlaps else [list(groups)]
+    )  # groups whose actions one call computes
     act = over_slices(
-        env, _remembering(make_act(agent), agent.experience.memory_every), (0, 0, 0, 0, 0, 0, None, 0, None)
+        env,
+        _remembering(make_act(agent), agent.experience.memory_every),
+        (0, 0, 0, 0, 0, 0, None, 0, None),
     )
     no_extras = _extras_of_a_group(env, rollout_shapes.extras)
 
     @partial(jax.jit, donate_argnums=2)
     def decide(
-        inputs: Channels, given: list[tuple], extras: list[PyTree], key: Any, hyper: Any, counts: list[int], t: int
+        inputs: Channels,
+        given: list[tuple],
+        extras: list[PyTree],
+        key: Any,
+        hyper: Any,
+        counts: list[int],
+        t: int,
     ) -> list:
-        return [act(inputs, *g, key, hyper, i, e, t) for g, e, i in zip(given, extras, counts, strict=True)]
+        return [
+            act(inputs, *g, key, hyper, i, e, t)
+            for g, e, i in zip(given, extras, counts, strict=True)
+        ]
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         now = begin(env, agent, private, key)
@@ -139,12 +162,22 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
                 if t == length:
                     continue
                 counts = [t * env.num_groups + group for group in turn]
-                decided = decide(inputs, [given[g] for g in turn], [extras[g] for g in turn], key, hyper, counts, t)
+                decided = decide(
+                    inputs,
+                    [given[g] for g in turn],
+                    [extras[g] for g in turn],
+                    key,
+                    hyper,
+                    counts,
+                    t,
+                )
                 for group, (action, carry, extras[group]) in zip(turn, decided, strict=True):
                     given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
                     env.send(_in_rows(env, sent[group]), group)
         require_inside(env, recording.arrays, axis)
-        rollout, metrics = as_rollout(recording.arrays, _join(extras, axis + 1), axis, env.spec.metrics)
+        rollout, metrics = as_rollout(
+            recording.arrays, _join(extras, axis + 1), axis, env.spec.metrics
+        )
         carry, obs, first = _join(given, axis)
         steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
         return HostSamplerState(steps, obs, first, carry), {"rollout": rollout}, metrics
@@ -155,10 +188,12 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
 def _device_sample_fragment(
     env: HostEnv, simulator: DeviceSteps, agent: BoundAgent, rollout_shapes: Transition
 ) -> Fragment:
-    """Build the fragment ``sample`` for a simulator whose arrays stay on the device (`HostEnv.on_device`).
+    """Build the fragment ``sample`` for a simulator whose arrays stay on the device
+    (`HostEnv.on_device`).
 
-    Two programs take turns with the simulator: one selects actions, the other reads the simulator's arrays once and
-    writes them into the rollout. Totals of running episodes stay here between ticks, as in a pool.
+    Two programs take turns with the simulator: one selects actions, the other reads the simulator's
+    arrays once and writes them into the rollout. Totals of running episodes stay here between
+    ticks, as in a pool.
     """
     length = agent.rollout_length
     arrange, decode_actions = simulator.arrange, simulator.decode
@@ -166,12 +201,16 @@ def _device_sample_fragment(
     running: dict[str, EpisodeTotals] = {}
 
     @partial(jax.jit, donate_argnums=3)
-    def decide(inputs: Channels, carry: PyTree, before: tuple, extras: PyTree, key: Any, hyper: Any, t: int) -> tuple:
+    def decide(
+        inputs: Channels, carry: PyTree, before: tuple, extras: PyTree, key: Any, hyper: Any, t: int
+    ) -> tuple:
         action, carry, extras = act(inputs, carry, *before, key, hyper, t, extras, t)
         return action, decode_actions(action), carry, extras
 
     @partial(jax.jit, donate_argnums=0)
-    def record(stored: tuple, t: int, before: tuple, action: jax.Array, step: DeviceStep, totals: Any) -> tuple:
+    def record(
+        stored: tuple, t: int, before: tuple, action: jax.Array, step: DeviceStep, totals: Any
+    ) -> tuple:
         terminated, truncated, began, reward = (  # simulators give [E] or [E, 1]
             jnp.broadcast_to(x.reshape(-1), env.num_envs).astype(dtype)
             for x, dtype in (
@@ -185,23 +224,40 @@ def _device_sample_fragment(
         done = terminated | truncated
         totals = EpisodeTotals(totals.returns + reward, totals.length + ~began)
         obs = arrange(step.obs)
-        next_obs = select(done, before[0] if step.final_obs is None else arrange(step.final_obs), obs)
-        now = Transition(before[0], action, reward, next_obs, terminated, truncated, before[1], ()), totals
+        next_obs = select(
+            done, before[0] if step.final_obs is None else arrange(step.final_obs), obs
+        )
+        now = (
+            Transition(before[0], action, reward, next_obs, terminated, truncated, before[1], ()),
+            totals,
+        )
         stored = jax.tree.map(lambda rows, x: rows.at[t].set(x.astype(rows.dtype)), stored, now)
-        return stored, (jax.tree.map(jnp.copy, obs), done), select(done, no_totals(env.spec, env.num_envs), totals)
+        return (
+            stored,
+            (jax.tree.map(jnp.copy, obs), done),
+            select(done, no_totals(env.spec, env.num_envs), totals),
+        )
 
     @jax.jit
     def measure(rollout: Transition, totals: EpisodeTotals) -> Metrics:
         sums = sum_episodes(rollout.terminated | rollout.truncated, totals)
         return sums | {"nonfinite_step": first_nonfinite(rollout)}
 
-    empty = rollout_shapes._replace(extras=()), jax.eval_shape(lambda: no_totals(env.spec, env.num_envs))
-    empty = empty[0], jax.tree.map(lambda s: jax.ShapeDtypeStruct((length, *s.shape), s.dtype), empty[1])
+    empty = (
+        rollout_shapes._replace(extras=()),
+        jax.eval_shape(lambda: no_totals(env.spec, env.num_envs)),
+    )
+    empty = (
+        empty[0],
+        jax.tree.map(lambda s: jax.ShapeDtypeStruct((length, *s.shape), s.dtype), empty[1]),
+    )
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         now = private
         if not is_where_left(env, private):
-            now = _first_state(env, agent, private, simulator.reset(int(jax.random.bits(key, (), jnp.uint32))))
+            now = _first_state(
+                env, agent, private, simulator.reset(int(jax.random.bits(key, (), jnp.uint32)))
+            )
             running["totals"] = no_totals(env.spec, env.num_envs)
         carry, before, totals = now.carry, (now.obs, now.first), running["totals"]
         stored, extras = _zeros((empty, rollout_shapes.extras))
@@ -209,7 +265,9 @@ def _device_sample_fragment(
             action, sent, carry, extras = decide(inputs, carry, before, extras, key, hyper, t)
             stored, before, totals = record(stored, t, before, action, simulator.step(sent), totals)
         running["totals"] = totals
-        jax.block_until_ready(before)  # an evaluation may step the simulator next, which overwrites its arrays
+        jax.block_until_ready(
+            before
+        )  # an evaluation may step the simulator next, which overwrites its arrays
         rollout = stored[0]._replace(extras=extras)
         steps = np.int32(env.steps() % MAX_STEPS)
         return HostSamplerState(steps, *before, carry), {"rollout": rollout}, measure(*stored)
@@ -228,11 +286,18 @@ def make_act(agent: BoundAgent) -> Callable[..., tuple]:
         agent: Algorithm bound to its environments.
 
     Returns:
-        ``(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``, for the ``i``-th call in a tick.
+        ``(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``, for the ``i``-th
+        call in a tick.
     """
 
     def act(
-        inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, i: int
+        inputs: Channels,
+        carry: PyTree,
+        obs: PyTree,
+        first: jax.Array,
+        key: jax.Array,
+        hyper: Any,
+        i: int,
     ) -> tuple:
         learned = {name: inputs[name] for name in agent.acting.parts}
         seen = normalize(inputs["statistics"].obs, obs) if agent.normalize_observations else obs
@@ -241,8 +306,11 @@ def make_act(agent: BoundAgent) -> Callable[..., tuple]:
     return act
 
 
-def host_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
-    """Build the fragment ``sample`` around a step function. Its initial state marks the environments as not started.
+def host_fragment(
+    env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, step: Callable[..., tuple]
+) -> Fragment:
+    """Build the fragment ``sample`` around a step function. Its initial state marks the
+    environments as not started.
 
     Args:
         env: Host environments.
@@ -258,7 +326,9 @@ def host_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
     def init(key: jax.Array) -> HostSamplerState:
         obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
         first = jnp.ones(env.num_envs, bool)
-        return HostSamplerState(jnp.zeros((), jnp.int32), obs, first, agent.acting.initial_carry(env.num_envs))
+        return HostSamplerState(
+            jnp.zeros((), jnp.int32), obs, first, agent.acting.initial_carry(env.num_envs)
+        )
 
     def publish(private: HostSamplerState) -> Channels:
         return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
@@ -266,7 +336,9 @@ def host_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
     return Fragment("sample", init, step, reads, ("rollout",), publish, host=True, tags=(SAMPLING,))
 
 
-def print_events_after(run: Callable[[T], R], env: HostEnv, log: Callable[[str], None]) -> Callable[[T], R]:
+def print_events_after(
+    run: Callable[[T], R], env: HostEnv, log: Callable[[str], None]
+) -> Callable[[T], R]:
     """Wrap a function to log the environments' events after each call.
 
     Args:
@@ -288,7 +360,8 @@ def print_events_after(run: Callable[[T], R], env: HostEnv, log: Callable[[str],
 
 
 def env_axis(env: HostEnv) -> int:
-    """Return the axis of the environments in a state's arrays: 1 with several seeds, whose axis comes first, else 0.
+    """Return the axis of the environments in a state's arrays: 1 with several seeds, whose axis
+    comes first, else 0.
 
     Args:
         env: Host environments.
@@ -313,8 +386,11 @@ def over_slices(env: HostEnv, function: Callable, in_axes: tuple) -> Callable:
     return jax.vmap(function, in_axes) if env.num_seeds > 1 else function
 
 
-def begin(env: HostEnv, agent: BoundAgent, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
-    """Return the state to sample from, after a reset if the environments are not where the state left them.
+def begin(
+    env: HostEnv, agent: BoundAgent, private: HostSamplerState, key: jax.Array
+) -> HostSamplerState:
+    """Return the state to sample from, after a reset if the environments are not where the state
+    left them.
 
     Args:
         env: Host environments.
@@ -328,7 +404,9 @@ def begin(env: HostEnv, agent: BoundAgent, private: HostSamplerState, key: jax.A
     taken = np.asarray(private.steps)
     if is_where_left(env, private):
         return private
-    seeds = np.asarray(over_slices(env, partial(jax.random.bits, shape=(), dtype=jnp.uint32), (0,))(key))
+    seeds = np.asarray(
+        over_slices(env, partial(jax.random.bits, shape=(), dtype=jnp.uint32), (0,))(key)
+    )
     obs = env.reset(seeds.tolist())
     if env.num_seeds > 1:
         obs = jax.tree.map(partial(_of_slices, env, (*taken.shape, env.num_envs)), obs)
@@ -349,16 +427,23 @@ def is_where_left(env: HostEnv, private: HostSamplerState) -> bool:
     return bool(taken.all() and (taken == env.steps() % MAX_STEPS).all())
 
 
-def _first_state(env: HostEnv, agent: BoundAgent, private: HostSamplerState, obs: PyTree) -> HostSamplerState:
+def _first_state(
+    env: HostEnv, agent: BoundAgent, private: HostSamplerState, obs: PyTree
+) -> HostSamplerState:
     taken = np.asarray(private.steps)
     carry = jax.tree.map(
-        lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.acting.initial_carry(env.num_envs)
+        lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)),
+        agent.acting.initial_carry(env.num_envs),
     )
-    return HostSamplerState(np.zeros_like(taken), obs, np.ones((*taken.shape, env.num_envs), bool), carry)
+    return HostSamplerState(
+        np.zeros_like(taken), obs, np.ones((*taken.shape, env.num_envs), bool), carry
+    )
 
 
 def _of_slices(env: HostEnv, shape: tuple[int, ...], rows: np.ndarray) -> np.ndarray:
-    """Arrange rows of all environments, group after group, as ``[*shape, ...]``, which starts with the seeds."""
+    """Arrange rows of all environments, group after group, as ``[*shape, ...]``, which starts with
+    the seeds.
+    """
     parts = rows.reshape(env.num_groups, env.num_seeds, -1, *rows.shape[1:])
     return np.moveaxis(parts, 0, 1).reshape(*shape, *rows.shape[1:])
 
@@ -389,8 +474,8 @@ def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTre
 def _remembering(act: Callable[..., tuple], memory_every: int) -> Callable[..., tuple]:
     """Wrap ``act`` to write its extras at ``t`` into the rollout's, ``[T, E, ...]``, on the device.
 
-    Memories are written only at multiples of ``memory_every``. Copying each step's extras to the host takes as long as
-    the decisions.
+    Memories are written only at multiples of ``memory_every``. Copying each step's extras to the
+    host takes as long as the decisions.
     """
 
     def call(*args: Any) -> tuple:
@@ -401,16 +486,26 @@ def _remembering(act: Callable[..., tuple], memory_every: int) -> Callable[..., 
             slot = jnp.where(t % memory_every == 0, t // memory_every, len(all_))
             return all_.at[slot].set(new, mode="drop")
 
-        decision = jax.tree.map(lambda all_, new: all_.at[t].set(new), remembered.decision, extras.decision)
-        return action, carry, Extras(decision, jax.tree.map(write_memory, remembered.memory, extras.memory))
+        decision = jax.tree.map(
+            lambda all_, new: all_.at[t].set(new), remembered.decision, extras.decision
+        )
+        return (
+            action,
+            carry,
+            Extras(decision, jax.tree.map(write_memory, remembered.memory, extras.memory)),
+        )
 
     return call
 
 
 def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
-    """Return a function that allocates a group's extras ``[T, E / G, ...]``, with several seeds ``[S, T, ...]``."""
+    """Return a function that allocates a group's extras ``[T, E / G, ...]``, with several seeds
+    ``[S, T, ...]``.
+    """
     seeds, size = (env.num_seeds,) * env_axis(env), env.num_envs // env.num_groups
-    return lambda: jax.tree.map(lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes)
+    return lambda: jax.tree.map(
+        lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes
+    )
 
 
 def _join(groups: list[PyTree], axis: int) -> PyTree:
@@ -434,10 +529,26 @@ def as_rollout(
     """
     step = record.step
     ends = step.terminated, step.truncated
-    fields: Any = (record.obs, record.action, step.reward, step.next_obs, *ends, record.first, extras)
-    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # no steps that a lost worker did not make
-    real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
-    bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)
+    fields: Any = (
+        record.obs,
+        record.action,
+        step.reward,
+        step.next_obs,
+        *ends,
+        record.first,
+        extras,
+    )
+    done = (step.terminated | step.truncated) & (
+        step.episode_length > 0
+    )  # no steps that a lost worker did not make
+    real = [
+        x
+        for x in jax.tree.leaves((step.next_obs, step.reward))
+        if np.issubdtype(x.dtype, np.floating)
+    ]
+    bad = np.any(
+        [~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0
+    )
     both = (axis, axis + 1)
     metrics = {
         "episodes": done.sum(both, dtype=np.int32),
@@ -467,7 +578,8 @@ def no_steps(env: HostEnv, seeds: tuple[int, ...]) -> dict[str, Any]:
 
 
 def require_inside(env: HostEnv, record: HostRecord, axis: int = 0) -> None:
-    """Check that all observations of a rollout are inside of their space (`HostEnv.require_inside`).
+    """Check that all observations of a rollout are inside of their space
+    (`HostEnv.require_inside`).
 
     Args:
         env: Host environments.
@@ -489,10 +601,14 @@ def require_inside(env: HostEnv, record: HostRecord, axis: int = 0) -> None:
         step = steps + int(at[axis]) + after
         return f"{seed}environment {at[-1]}, {'' if after else 'reset after '}step {step}"
 
-    following, first = jax.tree.map(lambda x: x.reshape(-1, *x.shape[axis + 2 :]), (record.step.next_obs, record.obs))
+    following, first = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[axis + 2 :]), (record.step.next_obs, record.obs)
+    )
     env.require_inside(following, lambda row: place(row, 1))
     if begun.size:
-        env.require_inside(jax.tree.map(lambda x: x[begun], first), lambda row: place(int(begun[row]), 0))
+        env.require_inside(
+            jax.tree.map(lambda x: x[begun], first), lambda row: place(int(begun[row]), 0)
+        )
 
 
 class Pending(NamedTuple):
@@ -511,8 +627,11 @@ class Pending(NamedTuple):
     extras: Any
 
 
-def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
-    """Build the fragment ``sample`` for environments that are stepped in the order of their arrival (``recv_any``).
+def arrival_sample_fragment(
+    env: HostEnv, agent: BoundAgent, rollout_shapes: Transition
+) -> Fragment:
+    """Build the fragment ``sample`` for environments that are stepped in the order of their arrival
+    (``recv_any``).
 
     Args:
         env: Host environments.
@@ -530,8 +649,12 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         start = begin(env, agent, private, key)
         # Copied, because the tick's input state must not change.
-        obs, first, carry = jax.tree.map(np.array, jax.device_get((start.obs, start.first, start.carry)))
-        one = jax.tree.map(lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras))
+        obs, first, carry = jax.tree.map(
+            np.array, jax.device_get((start.obs, start.first, start.carry))
+        )
+        one = jax.tree.map(
+            lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras)
+        )
         now = Pending(obs, first, *one)
         recording = Recording(length, num_envs, 0)
         extras = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), rollout_shapes.extras)
@@ -539,7 +662,9 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
 
         def ask(indices: np.ndarray) -> None:
             nonlocal calls
-            padded = np.resize(indices, batch)  # one compiled program for any number of environments
+            padded = np.resize(
+                indices, batch
+            )  # one compiled program for any number of environments
             seen = jax.tree.map(lambda x: x[padded], (carry, now.obs, now.first))
             action, after, more = jax.device_get(act(inputs, *seen, key, hyper, calls))
             calls += 1
@@ -557,7 +682,11 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
             _set(extras.decision, (at, indices), own.extras.decision)
             begins = at % agent.experience.memory_every == 0
             starts = (at // agent.experience.memory_every)[begins], indices[begins]
-            _set(extras.memory, starts, jax.tree.map(lambda x, begins=begins: x[begins], own.extras.memory))
+            _set(
+                extras.memory,
+                starts,
+                jax.tree.map(lambda x, begins=begins: x[begins], own.extras.memory),
+            )
             _set((now.obs, now.first), indices, (result.obs, result.terminated | result.truncated))
             taken[indices] += 1
             going = indices[taken[indices] < length]

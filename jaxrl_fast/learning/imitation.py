@@ -1,9 +1,10 @@
 """Teachers: a trained policy corrects a student of any algorithm with a policy.
 
-A teacher is a trained policy. It acts at every observation of the rollouts that the student samples (DAgger, arXiv
-1011.0686), on the observations as sampled, and on the entries that it was trained on. Its actions are stored
-with the student's decisions. The student's policy imitates them with a weight that falls to 0; its own loss has the
-rest of the weight (kickstarting, arXiv 1803.03835). Afterwards the student learns from its rewards alone.
+A teacher is a trained policy. It acts at every observation of the rollouts that the student samples
+(DAgger, arXiv 1011.0686), on the observations as sampled, and on the entries that it was trained
+on. Its actions are stored with the student's decisions. The student's policy imitates them with a
+weight that falls to 0; its own loss has the rest of the weight (kickstarting, arXiv 1803.03835).
+Afterwards the student learns from its rewards alone.
 """
 
 from collections import namedtuple
@@ -44,19 +45,23 @@ def with_teacher(algorithm: Algorithm, teacher: Any, *, share: float = 0.5) -> A
 
     Args:
         algorithm: Algorithm of the student, with continuous actions or a policy of discrete ones.
-        teacher: `Policy` for an environment with the same actions, whose observations are entries of the student's.
+        teacher: `Policy` for an environment with the same actions, whose observations are entries
+            of the student's.
         share: Share of the run over which the weight of the imitation falls linearly from 1 to 0.
 
     Returns:
         The algorithm, with one more hyper-parameter, ``teacher_weight``.
 
     Raises:
-        ValueError: ``share`` is not in (0, 1], the teacher is no policy, or the algorithm has a teacher already.
+        ValueError: ``share`` is not in (0, 1], the teacher is no policy, or the algorithm has a
+            teacher already.
     """
     if not 0.0 < share <= 1.0:
         raise ValueError(f"teacher_share={share}: write a number above 0, at most 1")
     if not hasattr(teacher, "spec") or WEIGHT in algorithm.hyper._fields:
-        raise ValueError("with_teacher takes a policy, as of jf.load_policy, and an algorithm without a teacher")
+        raise ValueError(
+            "with_teacher takes a policy, as of jf.load_policy, and an algorithm without a teacher"
+        )
     kind = namedtuple("TaughtHyper", [*algorithm.hyper._fields, WEIGHT])  # type: ignore[misc]  # its own fields and one
     hyper: Any = kind._make([*algorithm.hyper, Linear(1.0, 0.0, share)])
 
@@ -70,12 +75,15 @@ def with_teacher(algorithm: Algorithm, teacher: Any, *, share: float = 0.5) -> A
                 "or sac_discrete"
             )
         if agent.transform is not None:
-            raise ValueError(f"teacher: algo={algorithm.name} changes rollouts already: leave teacher out")
+            raise ValueError(
+                f"teacher: algo={algorithm.name} changes rollouts already: leave teacher out"
+            )
         data = agent.data
         data = data._replace(keep=(*data.keep, TEACHER)) if isinstance(data, Replay) else data
         taught = taught_part(agent, spec.action, name, network)
         transform = Transform(
-            lambda: TaughtState(teacher.params, teacher.initial_carry(num_envs)), labeling(teacher, entries)
+            lambda: TaughtState(teacher.params, teacher.initial_carry(num_envs)),
+            labeling(teacher, entries),
         )
         return agent._replace(parts={**agent.parts, name: taught}, data=data, transform=transform)
 
@@ -110,13 +118,16 @@ def entries_for(teacher: EnvSpec, student: EnvSpec, name: str) -> Entries:
         The function.
 
     Raises:
-        ValueError: The actions differ, or an entry of the observation is missing or has another shape.
+        ValueError: The actions differ, or an entry of the observation is missing or has another
+            shape.
     """
     if student.num_agents is not None or teacher.num_agents is not None:
         raise ValueError("teacher: several agents are not supported: leave teacher out")
     same = jax.tree.map(lambda x: jnp.asarray(x).tolist(), (teacher.action, student.action))
     if type(teacher.action) is not type(student.action) or same[0] != same[1]:
-        raise ValueError(f"teacher: it acts in {teacher.name}, whose actions differ from those in {student.name}")
+        raise ValueError(
+            f"teacher: it acts in {teacher.name}, whose actions differ from those in {student.name}"
+        )
     known = student.obs if isinstance(student.obs, dict) else {"": student.obs}
     wanted = teacher.obs if isinstance(teacher.obs, dict) else {"": teacher.obs}
     for key, leaf in wanted.items():
@@ -144,7 +155,9 @@ def labeling(teacher: Any, entries: Entries) -> Callable[..., tuple[Transition, 
     """
     remembers = bool(jax.tree.leaves(teacher.initial_carry(1)))
 
-    def apply(rollout: Transition, parts: Peers, state: TaughtState, hyper: Any, key: jax.Array) -> tuple:
+    def apply(
+        rollout: Transition, parts: Peers, state: TaughtState, hyper: Any, key: jax.Array
+    ) -> tuple:
         seen, carry = entries(rollout.obs), state.carry
         if remembers:
 
@@ -179,12 +192,16 @@ def taught_part(agent: Agent, space: Actions, name: str, network: str) -> Part:
     """
     part, data = agent.parts[name], agent.data
     policy = part.networks[network]
-    alone = sum(len(other.networks) for other in agent.parts.values()) == 1  # its other heads learn from the start
+    alone = (
+        sum(len(other.networks) for other in agent.parts.values()) == 1
+    )  # its other heads learn from the start
 
     def outputs_of(params: PyTree, batch: Any) -> tuple[Any, PyTree]:
         if isinstance(data, OnPolicy):
             return over_rollout(policy, params, batch, name)[0], batch.obs
-        return over_replay(data, policy, params, batch, name, learning=False), learned_obs(data, policy, batch)
+        return over_replay(data, policy, params, batch, name, learning=False), learned_obs(
+            data, policy, batch
+        )
 
     def decided(outputs: Any, obs: PyTree, key: jax.Array) -> Any:
         if not isinstance(space, Box):
@@ -192,12 +209,16 @@ def taught_part(agent: Agent, space: Actions, name: str, network: str) -> Part:
             return agent.outputs_of({name: outputs})
         return agent.decide({name: outputs}, obs, agent.init_decide(1), key, None, False)[0]
 
-    def gradients(own: Learned, peers: Peers, batch: Any, key: jax.Array, hyper: Any) -> GradientResult:
+    def gradients(
+        own: Learned, peers: Peers, batch: Any, key: jax.Array, hyper: Any
+    ) -> GradientResult:
         result, weight = part.gradients(own, peers, batch, key, hyper), getattr(hyper, WEIGHT)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, obs = outputs_of(params, batch)
-            loss = jnp.mean(imitation_loss(space, decided(outputs, obs, key), obs, batch.extras[TEACHER]))
+            loss = jnp.mean(
+                imitation_loss(space, decided(outputs, obs, key), obs, batch.extras[TEACHER])
+            )
             return loss, {"teacher_loss": loss}
 
         grads, metrics = gradients_of(loss_fn, own.params[network])
@@ -206,6 +227,8 @@ def taught_part(agent: Agent, space: Actions, name: str, network: str) -> Part:
         mixed = jax.tree.map(lambda a, b: own_share * a + weight * b, plain, imitating)
         if jax.tree.leaves(statistics_of(result.grads[network])):
             mixed = {**mixed, STATISTICS: result.grads[network][STATISTICS]}
-        return result._replace(grads={**result.grads, network: mixed}, metrics={**result.metrics, **metrics})
+        return result._replace(
+            grads={**result.grads, network: mixed}, metrics={**result.metrics, **metrics}
+        )
 
     return part._replace(gradients=gradients)

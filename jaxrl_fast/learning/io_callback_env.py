@@ -1,8 +1,10 @@
-"""Host environments inside a compiled program, by ordered callbacks, so `make_train_step` and ``scan`` support them.
+"""Host environments inside a compiled program, by ordered callbacks, so `make_train_step` and
+``scan`` support them.
 
-The state counts the pool's steps. A step raises unless its state's count equals the pool's, which detects callbacks
-that were dropped, repeated or given an old state. No callback calls JAX, and results are copies, never views of shared
-memory. Only one device is supported: in programs for two, JAX 0.10 hangs on operands of 147 KB and more.
+The state counts the pool's steps. A step raises unless its state's count equals the pool's, which
+detects callbacks that were dropped, repeated or given an old state. No callback calls JAX, and
+results are copies, never views of shared memory. Only one device is supported: in programs for two,
+JAX 0.10 hangs on operands of 147 KB and more.
 """
 
 from collections.abc import Iterator
@@ -31,7 +33,8 @@ class Bridge(NamedTuple):
 
     Attributes:
         env: Environments whose ``reset`` and ``step`` call the host environments.
-        failures: Errors raised in a callback, which JAX replaces by its errors (`reraise_callback_error`).
+        failures: Errors raised in a callback, which JAX replaces by its errors
+            (`reraise_callback_error`).
     """
 
     env: VecEnv
@@ -96,9 +99,15 @@ def make_bridge(host: HostEnv) -> Bridge:
         )
     failures: list[Exception] = []
     env = VecEnv(
-        host.spec, host.num_envs, _make_reset(host, failures), lambda key, num_steps: (), _make_step(host, failures)
+        host.spec,
+        host.num_envs,
+        _make_reset(host, failures),
+        lambda key, num_steps: (),
+        _make_step(host, failures),
     )
-    return Bridge(env._replace(sums=partial(sum_metrics, host.spec)) if host.spec.metrics else env, failures)
+    return Bridge(
+        env._replace(sums=partial(sum_metrics, host.spec)) if host.spec.metrics else env, failures
+    )
 
 
 @contextmanager
@@ -143,7 +152,11 @@ def as_one_group(host: HostEnv) -> HostEnv:
 
     def recv(group: int) -> HostStep:
         steps = [host.recv(part) for part in range(host.num_groups)]
-        return steps[0] if len(steps) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
+        return (
+            steps[0]
+            if len(steps) == 1
+            else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
+        )
 
     own: dict[str, Any] = {"reset": reset, "send": send, "recv": recv, "close": lambda: None}
     return host._replace(num_envs=rows, num_groups=1, num_seeds=1, **own)
@@ -163,12 +176,18 @@ def _make_reset(host: HostEnv, failures: list[Exception]) -> Any:
 
 def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
     flag, together = jax.ShapeDtypeStruct((host.num_envs,), bool), as_one_group(host)
-    real, whole = jax.ShapeDtypeStruct(flag.shape, jnp.float32), jax.ShapeDtypeStruct(flag.shape, jnp.int32)
+    real, whole = (
+        jax.ShapeDtypeStruct(flag.shape, jnp.float32),
+        jax.ShapeDtypeStruct(flag.shape, jnp.int32),
+    )
     obs = _like(host, host.spec.obs)
     paid = jax.ShapeDtypeStruct((host.num_envs, *reward_shape(host.spec)), jnp.float32)
     kinds = host.spec.metrics
     measured = jax.ShapeDtypeStruct((host.num_envs, len(kinds)), jnp.float32) if kinds else ()
-    shapes = HostStep(obs, obs, paid, flag, flag, real, whole, measured), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
+    shapes = (
+        HostStep(obs, obs, paid, flag, flag, real, whole, measured),
+        jax.ShapeDtypeStruct((), jnp.int32),
+    )  # type: ignore[arg-type]
 
     def call(count: Any, action: Any) -> tuple[HostStep, Any]:
         return _noting(failures, lambda: _step_all(together, int(count), np.asarray(action)))
@@ -176,7 +195,9 @@ def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
     def step(
         state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array
     ) -> tuple[VecState, Timestep]:
-        result, count = io_callback(call, shapes, _one_at_a_time(state.env_state), action, ordered=True)
+        result, count = io_callback(
+            call, shapes, _one_at_a_time(state.env_state), action, ordered=True
+        )
         metrics = of_values(result.metrics, jnp) if kinds else ()
         totals = EpisodeTotals(result.episode_return, result.episode_length, metrics=metrics)
         return VecState(count, ()), Timestep(  # type: ignore[arg-type]
@@ -196,7 +217,9 @@ def _step_all(host: HostEnv, count: int, action: np.ndarray) -> tuple[HostStep, 
     host.send(action, 0)
     whole = host.recv(0)
     if host.require_inside is not None:
-        host.require_inside(whole.next_obs, lambda row: f"environment {row}, step {host.steps() // host.num_envs}")
+        host.require_inside(
+            whole.next_obs, lambda row: f"environment {row}, step {host.steps() // host.num_envs}"
+        )
     return whole, np.int32(host.steps() % MAX_STEPS)
 
 

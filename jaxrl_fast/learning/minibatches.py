@@ -1,9 +1,9 @@
 """Minibatches from logical shards, and on-policy minibatches: epochs over one rollout.
 
-The data of the updates has a leading axis of ``G`` *logical shards*. ``G`` depends on ``shards``, the number of
-environments and the batch size, never on the number of devices, and every minibatch takes the same number of samples
-from each shard. So a batch is the same set of samples however the shards are spread over devices, and building it
-transfers no data between devices.
+The data of the updates has a leading axis of ``G`` *logical shards*. ``G`` depends on ``shards``,
+the number of environments and the batch size, never on the number of devices, and every minibatch
+takes the same number of samples from each shard. So a batch is the same set of samples however the
+shards are spread over devices, and building it transfers no data between devices.
 """
 
 from collections.abc import Callable
@@ -33,16 +33,18 @@ MAX_SHARDS = 8
 
 
 MakeBatches = Callable[
-    [PyTree, Transition, dict[str, Learned], Statistics | None, Any, jax.Array], tuple[PyTree, Batches]
+    [PyTree, Transition, dict[str, Learned], Statistics | None, Any, jax.Array],
+    tuple[PyTree, Batches],
 ]
-"""(state of this `Experience`; rollout ``[T, E, ...]`` as sampled, not normalized; `Learned` of the parts that it
-``reads``; statistics for normalization, None without; hyper; key) -> (next state, batches of a tick).
+"""(state of this `Experience`; rollout ``[T, E, ...]`` as sampled, not normalized; `Learned` of the
+parts that it ``reads``; statistics for normalization, None without; hyper; key) -> (next state,
+batches of a tick).
 """
 
 
 InitStorage = Callable[[Any], PyTree]
-"""(shapes and dtypes of a rollout, ``[T, E, ...]``; None unless `Experience.refills`) -> state of the storage before
-the first rollout.
+"""(shapes and dtypes of a rollout, ``[T, E, ...]``; None unless `Experience.refills`) -> state of
+the storage before the first rollout.
 """
 
 
@@ -51,13 +53,15 @@ StorageMetrics = Callable[[PyTree], Metrics]
 
 
 EndEpisodes = Callable[[PyTree], PyTree]
-"""(state) -> state with its stored episodes truncated, because the next rollout does not continue them. Leaves start
-with the seeds if there are several.
+"""(state) -> state with its stored episodes truncated, because the next rollout does not continue
+them. Leaves start with the seeds if there are several.
 """
 
 
 LearnPriorities = Callable[[PyTree, PyTree], PyTree]
-"""(state, `prioritized_replay.Feedback`) -> state with new priorities of the sequences in past updates."""
+"""(state, `prioritized_replay.Feedback`) -> state with new priorities of the sequences in past
+updates.
+"""
 
 
 class Experience(NamedTuple):
@@ -66,8 +70,8 @@ class Experience(NamedTuple):
     Attributes:
         init: Makes the state of the storage.
         step: Stores a rollout and makes the batches of a tick.
-        take: ``(data, index [G, B / G]) -> minibatch`` of these sequences of the `Batches`, as `take_batch`:
-            `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``.
+        take: ``(data, index [G, B / G]) -> minibatch`` of these sequences of the `Batches`, as
+            `take_batch`: `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``.
         shards: Number of logical shards of the batches, ``G``.
         reads: Parts whose `Learned` it needs.
         state_axes: Axis of the logical shards in the state's leaves (a prefix tree; None for none).
@@ -139,7 +143,9 @@ def take_batch(data: PyTree, index: jax.Array) -> PyTree:
     return jax.tree.map(take, data)
 
 
-def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int, most: int = MAX_SHARDS) -> int:
+def epoch_shards(
+    num_envs: int, sequences_per_env: int, num_minibatches: int, most: int = MAX_SHARDS
+) -> int:
     """Return ``G`` of `shuffled_epochs`.
 
     Args:
@@ -159,7 +165,8 @@ def shuffled_epochs(
 ) -> Batches:
     """Cut one rollout into sequences and shuffle them for each epoch.
 
-    Every epoch visits each sequence once. A minibatch takes ``N / num_minibatches`` sequences of each logical shard.
+    Every epoch visits each sequence once. A minibatch takes ``N / num_minibatches`` sequences of
+    each logical shard.
 
     Args:
         rollout: Leaves ``[T, E, ...]``.
@@ -179,7 +186,10 @@ def shuffled_epochs(
     keys = jax.vmap(lambda k: jax.random.split(k, shards))(jax.random.split(key, data.num_epochs))
     order = over_two_axes(lambda k: random_order(k, sequences), keys)
     index = order.reshape(data.num_epochs, shards, data.num_minibatches, -1).swapaxes(1, 2)
-    return Batches(cut(rollout, shards, length), index.reshape(data.num_epochs * data.num_minibatches, shards, -1))
+    return Batches(
+        cut(rollout, shards, length),
+        index.reshape(data.num_epochs * data.num_minibatches, shards, -1),
+    )
 
 
 def cut(data: PyTree, shards: int, sequence_length: int) -> PyTree:
@@ -196,7 +206,9 @@ def cut(data: PyTree, shards: int, sequence_length: int) -> PyTree:
 
     def cut_leaf(leaf: jax.Array) -> jax.Array:
         steps, num_envs, *rest = leaf.shape
-        leaf = leaf.reshape(steps // sequence_length, sequence_length, shards, num_envs // shards, *rest)
+        leaf = leaf.reshape(
+            steps // sequence_length, sequence_length, shards, num_envs // shards, *rest
+        )
         order = (2, 0, 3, 1, *range(4, leaf.ndim))
         return leaf.transpose(order).reshape(shards, -1, sequence_length, *rest)
 
@@ -206,9 +218,9 @@ def cut(data: PyTree, shards: int, sequence_length: int) -> PyTree:
 def random_order(key: jax.Array, size: int) -> jax.Array:
     """Return a random permutation of ``0 .. size - 1``.
 
-    It sorts random bits with the number in their low bits: one array, which XLA sorts 6 to 12 times faster on a CPU
-    than the pairs of `jax.random.permutation`. Numbers with equal random bits, one pair in ``2^32 / size``, stay in
-    order.
+    It sorts random bits with the number in their low bits: one array, which XLA sorts 6 to 12 times
+    faster on a CPU than the pairs of `jax.random.permutation`. Numbers with equal random bits, one
+    pair in ``2^32 / size``, stay in order.
 
     Args:
         key: Random key.
@@ -222,7 +234,9 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
     return (jnp.sort(words) & jnp.uint32(2**low - 1)).astype(jnp.int32)
 
 
-def on_policy_experience(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS) -> Experience:
+def on_policy_experience(
+    agent: Agent, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS
+) -> Experience:
     """Build the minibatches of on-policy data.
 
     Args:
@@ -236,15 +250,24 @@ def on_policy_experience(agent: Agent, data: OnPolicy, num_envs: int, max_shards
     """
 
     def step(
-        state: PyTree, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array
+        state: PyTree,
+        rollout: Transition,
+        learned: Peers,
+        statistics: Statistics | None,
+        hyper: Any,
+        key: jax.Array,
     ) -> tuple[PyTree, Batches]:
-        scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
+        scaled = scale_experience(
+            rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return
+        )
         batch = make_batch(data, scaled, values_of(agent, data, scaled, learned), hyper)
         return state, epochs_of(data, batch, scaled.extras.memory, key, num_envs, max_shards)
 
     shards, every = shards_of(agent, data, num_envs, max_shards), data.sequence_length or 1
     reads = (data.critic,) if data.targets is not None else ()
-    return Experience(lambda example: (), step, take_batch, shards, reads, state_axes=0, memory_every=every)
+    return Experience(
+        lambda example: (), step, take_batch, shards, reads, state_axes=0, memory_every=every
+    )
 
 
 def shards_of(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int) -> int:
@@ -260,11 +283,18 @@ def shards_of(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int) -> i
         The number of logical shards.
     """
     assert data.sequence_length is not None  # `bind` has set it
-    return epoch_shards(num_envs, agent.rollout_length // data.sequence_length, data.num_minibatches, max_shards)
+    return epoch_shards(
+        num_envs, agent.rollout_length // data.sequence_length, data.num_minibatches, max_shards
+    )
 
 
 def epochs_of(
-    data: OnPolicy, batch: OnPolicyBatch, memory: PyTree, key: jax.Array, num_envs: int, max_shards: int
+    data: OnPolicy,
+    batch: OnPolicyBatch,
+    memory: PyTree,
+    key: jax.Array,
+    num_envs: int,
+    max_shards: int,
 ) -> Batches:
     """Return the minibatches of all epochs.
 
@@ -280,10 +310,14 @@ def epochs_of(
         The batches, with the memory at the start of each sequence.
     """
     shuffled = shuffled_epochs(batch, key, data, num_envs, max_shards)
-    return shuffled._replace(data=shuffled.data._replace(memory=cut(memory, shuffled.indices.shape[1], 1)))
+    return shuffled._replace(
+        data=shuffled.data._replace(memory=cut(memory, shuffled.indices.shape[1], 1))
+    )
 
 
-def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper: Any) -> OnPolicyBatch:
+def make_batch(
+    data: OnPolicy, rollout: Transition, values: Values | None, hyper: Any
+) -> OnPolicyBatch:
     """Build the losses' data from a rollout; ``memory`` is filled in later.
 
     Args:
@@ -295,7 +329,9 @@ def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper
     Returns:
         Data ``[T, E, ...]``.
     """
-    batch = OnPolicyBatch(rollout.obs, rollout.action, rollout.first, {}, rollout.extras.decision, {})
+    batch = OnPolicyBatch(
+        rollout.obs, rollout.action, rollout.first, {}, rollout.extras.decision, {}
+    )
     if data.targets is not None:
         assert values is not None
         return batch._replace(targets=data.targets(values, rollout, hyper))
@@ -321,11 +357,18 @@ def values_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers)
         outputs, following = over_sequences(network, params, memory, rollout)
     else:
         outputs, _ = apply_apart(network, params, memory, rollout.obs, rollout.first)
-        following, _ = apply_apart(network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first))
-    return Values(data.value(outputs, rollout.obs, rollout.action), data.value(following, rollout.next_obs, None))
+        following, _ = apply_apart(
+            network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first)
+        )
+    return Values(
+        data.value(outputs, rollout.obs, rollout.action),
+        data.value(following, rollout.next_obs, None),
+    )
 
 
-def over_sequences(network: Network, params: PyTree, memory: PyTree, rollout: Transition) -> tuple[Any, Any]:
+def over_sequences(
+    network: Network, params: PyTree, memory: PyTree, rollout: Transition
+) -> tuple[Any, Any]:
     """Run a network with memory over the sequences of a rollout, and at the next observations.
 
     Args:
@@ -340,7 +383,8 @@ def over_sequences(network: Network, params: PyTree, memory: PyTree, rollout: Tr
     count, (steps, num_envs) = len(jax.tree.leaves(memory)[0]), rollout.first.shape
 
     def side_by_side(x: jax.Array) -> jax.Array:
-        # The environments come before their sequences: if they are sharded over devices, nothing is transferred.
+        # The environments come before their sequences: if they are sharded over devices, nothing is
+        # transferred.
         x = x.reshape(count, steps // count, num_envs, *x.shape[2:])
         return jnp.moveaxis(x, 0, 2).reshape(steps // count, -1, *x.shape[3:])
 
@@ -348,14 +392,18 @@ def over_sequences(network: Network, params: PyTree, memory: PyTree, rollout: Tr
         x = x.reshape(steps // count, num_envs, count, *x.shape[2:])
         return jnp.moveaxis(x, 2, 0).reshape(steps, num_envs, *x.shape[3:])
 
-    obs, next_obs, first = jax.tree.map(side_by_side, (rollout.obs, rollout.next_obs, rollout.first))
+    obs, next_obs, first = jax.tree.map(
+        side_by_side, (rollout.obs, rollout.next_obs, rollout.first)
+    )
     before = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), memory)
     outputs, memories = network.apply(params, before, obs, first)
     following = after_steps(network, params, (before, obs, first), memories, next_obs)
     return jax.tree.map(in_order, (outputs, following))
 
 
-def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers) -> tuple[Network, PyTree, PyTree]:
+def critic_of(
+    agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers
+) -> tuple[Network, PyTree, PyTree]:
     """Return the critic's network, its params, and its memory before every sequence of the rollout.
 
     Args:

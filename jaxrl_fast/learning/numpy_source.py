@@ -1,8 +1,8 @@
 """A split function's program as NumPy source, for worker processes without JAX.
 
-Each operation becomes a line. Broadcasts are left to NumPy: a value may have axes of length 1 where JAX's has more
-(`Array.shape`), and is expanded only for operations that need its whole shape. Lines that read parameters only are
-computed once a rollout.
+Each operation becomes a line. Broadcasts are left to NumPy: a value may have axes of length 1 where
+JAX's has more (`Array.shape`), and is expanded only for operations that need its whole shape. Lines
+that read parameters only are computed once a rollout.
 """
 
 import math
@@ -23,7 +23,8 @@ class ActSource(NamedTuple):
     """NumPy source of a program.
 
     Attributes:
-        text: Source of ``make(np, constants, *tick)``, which returns ``act(*step_and_act) -> results``.
+        text: Source of ``make(np, constants, *tick)``, which returns
+            ``act(*step_and_act) -> results``.
         constants: Arrays that the source reads.
     """
 
@@ -75,7 +76,9 @@ class _Writer:
         self.constants: list[np.ndarray] = []
         self.count = 0
 
-    def line(self, text: str, shape: tuple[int, ...], full: tuple[int, ...], dtype: Any, *read: Array) -> Array:
+    def line(
+        self, text: str, shape: tuple[int, ...], full: tuple[int, ...], dtype: Any, *read: Array
+    ) -> Array:
         """Write a line that computes ``text``, and return its result."""
         fixed, self.count = all(x.fixed for x in read), self.count + 1
         name = f"v{self.count}"
@@ -87,7 +90,9 @@ class _Writer:
             text = repr(value.item())
             return Array(f"({text})" if text[0] == "-" else text, (), (), value.dtype, True)
         self.constants.append(value)
-        return Array(f"constants[{len(self.constants) - 1}]", value.shape, value.shape, value.dtype, True)
+        return Array(
+            f"constants[{len(self.constants) - 1}]", value.shape, value.shape, value.dtype, True
+        )
 
     def reshaped(self, x: Array, full: tuple[int, ...]) -> Array:
         """Return a value in another shape; back in its first shape, it is the first value."""
@@ -113,8 +118,8 @@ def to_numpy(program: Split) -> ActSource:
         program: Split function.
 
     Returns:
-        The source. ``make`` takes ``given`` of `When.TICK` in order; ``act`` takes ``given`` of `When.STEP` and then
-        the inputs of `When.ACT`.
+        The source. ``make`` takes ``given`` of `When.TICK` in order; ``act`` takes ``given`` of
+        `When.STEP` and then the inputs of `When.ACT`.
 
     Raises:
         Unsupported: An operation or a dtype has no counterpart in NumPy.
@@ -126,16 +131,24 @@ def to_numpy(program: Split) -> ActSource:
         if np.dtype(value.dtype).name not in NATIVE:
             raise Unsupported(f"dtype {value.dtype}")
         name = f"s{len(tick) + len(step)}"
-        values[value.number] = Array(name, value.shape, value.shape, np.dtype(value.dtype), when == When.TICK)
+        values[value.number] = Array(
+            name, value.shape, value.shape, np.dtype(value.dtype), when == When.TICK
+        )
         (tick if when == When.TICK else step).append(name)
     for operation in program.act:
         for result in operation.outputs:
             if np.dtype(result.dtype).name not in NATIVE:
                 raise Unsupported(f"dtype {result.dtype}")
-        inputs = [values[x.number] if isinstance(x, Value) else writer.constant(x) for x in operation.inputs]
+        inputs = [
+            values[x.number] if isinstance(x, Value) else writer.constant(x)
+            for x in operation.inputs
+        ]
         results = _write(writer, operation, inputs)
         values |= {value.number: one for value, one in zip(operation.outputs, results, strict=True)}
-    outputs = [writer.whole(values[x.number] if isinstance(x, Value) else writer.constant(x)) for x in program.outputs]
+    outputs = [
+        writer.whole(values[x.number] if isinstance(x, Value) else writer.constant(x))
+        for x in program.outputs
+    ]
     needed, lines = {x.text for x in outputs}, list[SourceLine]()
     for line in reversed(writer.lines):
         if line.name in needed:
@@ -153,7 +166,20 @@ def to_numpy(program: Split) -> ActSource:
 
 
 NATIVE = frozenset(
-    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+    (
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+    )
 )
 """Dtypes of NumPy; bfloat16 is not one."""
 
@@ -173,13 +199,17 @@ def _write(writer: _Writer, operation: Operation, inputs: list[Array]) -> list[A
 
 
 def _folded(writer: _Writer, operation: Operation) -> list[Array] | None:
-    """Compute an operation of constants while the source is written, unless NumPy's broadcasts make it free."""
+    """Compute an operation of constants while the source is written, unless NumPy's broadcasts make
+    it free.
+    """
     if operation.name == "broadcast_in_dim" or any(isinstance(x, Value) for x in operation.inputs):
         return None
     return [writer.constant(np.asarray(result)) for result in operation.call(*operation.inputs)]
 
 
-def _elementwise(writer: _Writer, operation: Operation, text: str, inputs: Sequence[Array]) -> Array:
+def _elementwise(
+    writer: _Writer, operation: Operation, text: str, inputs: Sequence[Array]
+) -> Array:
     full, dtype = operation.outputs[0].shape, operation.outputs[0].dtype
     shape = np.broadcast_shapes(*(x.shape for x in inputs))
     names = [x.text for x in inputs]
@@ -193,7 +223,9 @@ def _broadcast(writer: _Writer, operation: Operation, x: Array) -> Array:
     if max(x.shape, default=1) == min(x.shape, default=1) == 1:
         return x._replace(full=full, of=None)
     aligned, missing = [1] * len(full), len(x.full) - len(x.shape)
-    for axis, size in zip(operation.params["broadcast_dimensions"], (1,) * missing + x.shape, strict=True):
+    for axis, size in zip(
+        operation.params["broadcast_dimensions"], (1,) * missing + x.shape, strict=True
+    ):
         aligned[axis] = size
     if tuple(aligned) == full and x.shape == x.full:
         return writer.reshaped(x, full)
@@ -244,7 +276,12 @@ def _dot(writer: _Writer, operation: Operation, x: Array, w: Array) -> Array:
     x, w = writer.whole(x), writer.whole(w)
     full, dtype = operation.outputs[0].shape, np.dtype(operation.outputs[0].dtype)
     last = len(x.full) - 1
-    if x.dtype == w.dtype == dtype and not batch_x and tuple(over_x) == (last,) and len(w.full) == 2:
+    if (
+        x.dtype == w.dtype == dtype
+        and not batch_x
+        and tuple(over_x) == (last,)
+        and len(w.full) == 2
+    ):
         turned = w.text if tuple(over_w) == (0,) else f"{w.text}.T"
         return writer.line(f"{x.text} @ {turned}", full, full, dtype, x, w)
     formula = einsum_formula(operation.params["dimension_numbers"], len(x.full), len(w.full))
@@ -257,9 +294,13 @@ def _select(writer: _Writer, operation: Operation, which: Array, *cases: Array) 
         raise Unsupported("operation select_n of more than two cases")
     result = _elementwise(writer, operation, "np.where({0}, {2}, {1})", [which, *cases])
     numbers = [case for case in cases if case.text[0] not in "vcs"]
-    if (len(numbers) < 2 and all(case.text[0] in "vcs" or case.dtype.kind != "f" for case in cases)) or not numbers:
+    if (
+        len(numbers) < 2 and all(case.text[0] in "vcs" or case.dtype.kind != "f" for case in cases)
+    ) or not numbers:
         return result
-    return _cast_to(writer, result, operation.outputs[0].dtype)  # numbers of Python would give float64
+    return _cast_to(
+        writer, result, operation.outputs[0].dtype
+    )  # numbers of Python would give float64
 
 
 def _cast_to(writer: _Writer, x: Array, dtype: Any) -> Array:
@@ -319,10 +360,16 @@ def _reduction(function: str) -> Callable[..., Array]:
 
 
 def _sum(writer: _Writer, operation: Operation, x: Array) -> Array:
-    x, full, dtype = writer.whole(x), operation.outputs[0].shape, np.dtype(operation.outputs[0].dtype)
+    x, full, dtype = (
+        writer.whole(x),
+        operation.outputs[0].shape,
+        np.dtype(operation.outputs[0].dtype),
+    )
     axes = tuple(operation.params["axes"])
     kind = "" if dtype.kind == "f" else f", dtype='{dtype}'"
-    return writer.line(f"{x.text}.sum({axes[0] if len(axes) == 1 else axes}{kind})", full, full, dtype, x)
+    return writer.line(
+        f"{x.text}.sum({axes[0] if len(axes) == 1 else axes}{kind})", full, full, dtype, x
+    )
 
 
 def _cumulative(function: str) -> Callable[..., Array]:
@@ -331,30 +378,49 @@ def _cumulative(function: str) -> Callable[..., Array]:
         if operation.params["reverse"]:
             raise Unsupported(f"operation {operation.name} from the end")
         return writer.line(
-            f"np.{function}({x.text}, {axis}, dtype='{x.dtype}')", full, full, operation.outputs[0].dtype, x
+            f"np.{function}({x.text}, {axis}, dtype='{x.dtype}')",
+            full,
+            full,
+            operation.outputs[0].dtype,
+            x,
         )
 
     return write
 
 
 def _gather(writer: _Writer, operation: Operation, x: Array, index: Array) -> Array:
-    """Write ``x[i]`` along one axis for a fixed ``i``, or with one index for each row of the last axis."""
+    """Write ``x[i]`` along one axis for a fixed ``i``, or with one index for each row of the last
+    axis.
+    """
     numbers, shape = operation.params["dimension_numbers"], operation.inputs[0].shape
     last = len(shape) - 1
-    of_rows = numbers.collapsed_slice_dims == numbers.start_index_map == (last,) and not numbers.offset_dims
-    if of_rows and tuple(numbers.operand_batching_dims) == tuple(range(last)) and len(index.full) == last + 2:
+    of_rows = (
+        numbers.collapsed_slice_dims == numbers.start_index_map == (last,)
+        and not numbers.offset_dims
+    )
+    if (
+        of_rows
+        and tuple(numbers.operand_batching_dims) == tuple(range(last))
+        and len(index.full) == last + 2
+    ):
         x, index, full = writer.whole(x), writer.whole(index), operation.outputs[0].shape
         if index.full[last] == 1:
             rows = writer.constant(np.arange(math.prod(shape[:last])))
             x = writer.reshaped(x, (*rows.shape, shape[last]))
             index = writer.reshaped(index, rows.full)
-            picked = writer.line(f"{x.text}[{rows.text}, {index.text}]", rows.full, rows.full, x.dtype, x, index)
+            picked = writer.line(
+                f"{x.text}[{rows.text}, {index.text}]", rows.full, rows.full, x.dtype, x, index
+            )
             return writer.reshaped(picked, full)
         text = f"np.take_along_axis({x.text}, {index.text}[..., 0], {last})"
         return writer.line(text, full, full, x.dtype, x, index)
     axes, constant = numbers.collapsed_slice_dims, operation.inputs[1]
     whole = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    one_axis = len(axes) == 1 and axes == numbers.start_index_map and operation.params["slice_sizes"] == whole
+    one_axis = (
+        len(axes) == 1
+        and axes == numbers.start_index_map
+        and operation.params["slice_sizes"] == whole
+    )
     if not one_axis or not isinstance(constant, np.ndarray) or constant.shape != (1,):
         raise Unsupported("operation gather by computed indices")
     x, full = writer.whole(x), operation.outputs[0].shape
@@ -378,7 +444,8 @@ def _pow(writer: _Writer, operation: Operation, x: Array, y: Array) -> Array:
 def _divide(writer: _Writer, operation: Operation, x: Array, y: Array) -> Array:
     if x.dtype.kind == "f":
         return _elementwise(writer, operation, "{} / {}", [x, y])
-    text = f"np.trunc(np.divide({{}}, {{}})).astype('{x.dtype}')"  # XLA's quotients of integers round towards 0
+    # XLA's quotients of integers round towards 0
+    text = f"np.trunc(np.divide({{}}, {{}})).astype('{x.dtype}')"
     return _elementwise(writer, operation, text, [x, y])
 
 
@@ -442,12 +509,20 @@ def to_xla(program: Split) -> bytes:
     Returns:
         Serialized ``(*tick, *step, *act) -> results``, with the inputs in the order of `to_numpy`.
     """
-    of_time = {when: [v for v, at in zip(program.given, program.when, strict=True) if at == when] for when in When}
+    of_time = {
+        when: [v for v, at in zip(program.given, program.when, strict=True) if at == when]
+        for when in When
+    }
     inputs = [*of_time[When.TICK], *of_time[When.STEP], *program.inputs[When.ACT]]
 
     def function(*arrays: Any) -> list[Any]:
-        known = run_operations(program.act, {value.number: x for value, x in zip(inputs, arrays, strict=True)})
-        return [known[x.number] if isinstance(x, Value) else jax.numpy.asarray(x) for x in program.outputs]
+        known = run_operations(
+            program.act, {value.number: x for value, x in zip(inputs, arrays, strict=True)}
+        )
+        return [
+            known[x.number] if isinstance(x, Value) else jax.numpy.asarray(x)
+            for x in program.outputs
+        ]
 
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in inputs]
     return bytes(jax.export.export(jax.jit(function), platforms=("cpu",))(*shapes).serialize())

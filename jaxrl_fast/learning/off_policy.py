@@ -14,12 +14,24 @@ from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, take_batch
 from jaxrl_fast.learning.offline import mixed_source
 from jaxrl_fast.learning.prioritized_replay import prioritized_source
 from jaxrl_fast.learning.relabeling import hindsight_buffer, hindsight_source
-from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer, uniform_source, window_length
+from jaxrl_fast.learning.replay import (
+    Window,
+    fold_n_steps,
+    ring_buffer,
+    uniform_source,
+    window_length,
+)
 from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
 
 def off_policy_experience(
-    agent: Agent, data: Replay, view: View | None, num_envs: int, *, memory: bool, max_shards: int = MAX_SHARDS
+    agent: Agent,
+    data: Replay,
+    view: View | None,
+    num_envs: int,
+    *,
+    memory: bool,
+    max_shards: int = MAX_SHARDS,
 ) -> Experience:
     """Build the minibatches of off-policy data; images are stored once.
 
@@ -35,28 +47,44 @@ def off_policy_experience(
         The minibatches, with a replay buffer as state.
 
     Raises:
-        ValueError: Sizes do not match (`check_sizes`, `replay.ring_buffer`), or images shall be relabeled.
+        ValueError: Sizes do not match (`check_sizes`, `replay.ring_buffer`), or images shall be
+            relabeled.
     """
     check_sizes(agent, data, num_envs)
     window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
     sizes: dict[str, Any] = dict(
-        capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, window=window, max_shards=max_shards
+        capacity=data.capacity,
+        num_envs=num_envs,
+        batch_size=data.batch_size,
+        window=window,
+        max_shards=max_shards,
     )
     buffer = ring_buffer(**sizes) if view is None else image_buffer(view, **sizes)
     if data.relabel and view is not None:
-        raise ValueError("relabel does not support images, which replay stores once: use an environment without images")
+        raise ValueError(
+            "relabel does not support images, which replay stores once: use an environment without images"
+        )
     buffer = hindsight_buffer(buffer) if data.relabel else buffer
     number, prioritize = data.num_batches * (data.batch_size // buffer.shards), data.prioritize
     source = uniform_source(buffer, number, window)
     if prioritize:
         source = prioritized_source(buffer, number, prioritize, window)
     if data.recorded:
-        source = mixed_source(buffer, data.recorded, num_envs * agent.rollout_length, number, window)
+        source = mixed_source(
+            buffer, data.recorded, num_envs * agent.rollout_length, number, window
+        )
     if data.relabel:
-        source = hindsight_source(source, data.relabel, window, lambda state: state.buffer if prioritize else state)
+        source = hindsight_source(
+            source, data.relabel, window, lambda state: state.buffer if prioritize else state
+        )
 
     def step(
-        state: PyTree, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array
+        state: PyTree,
+        rollout: Transition,
+        learned: Peers,
+        statistics: Statistics | None,
+        hyper: Any,
+        key: jax.Array,
     ) -> tuple[PyTree, Batches]:
         state = source.add(state, rollout)
         sampled, weight, places = source.sample(state, key, hyper)
@@ -66,16 +94,24 @@ def off_policy_experience(
         if prioritize:
             batch = batch._replace(weight=jnp.broadcast_to(weight[..., None], batch.reward.shape))
         return state, Batches(
-            batch if view is None else Tabled(batch, sampled.tables), in_turn(data, buffer.shards), places
+            batch if view is None else Tabled(batch, sampled.tables),
+            in_turn(data, buffer.shards),
+            places,
         )
 
-    take, part = take_batch if view is None else take_tabled, prioritize.part if prioritize else None
+    take, part = (
+        take_batch if view is None else take_tabled,
+        prioritize.part if prioritize else None,
+    )
     experience = Experience(
         source.init, step, take, buffer.shards, state_axes=source.state_axes, metrics=source.metrics
     )
-    # A window may begin wherever the steps of the run, a multiple of a rollout's, are a multiple of a sequence's.
+    # A window may begin wherever the steps of the run, a multiple of a rollout's, are a multiple of
+    # a sequence's.
     every = math.gcd(agent.rollout_length, window.stride)
-    experience = experience._replace(refills=True, end_episodes=source.end_episodes, memory_every=every)
+    experience = experience._replace(
+        refills=True, end_episodes=source.end_episodes, memory_every=every
+    )
     return experience._replace(prioritized_by=part, learn_priorities=source.learn_priorities)
 
 
@@ -105,7 +141,9 @@ def warmup_ticks(agent: Agent, data: Replay, num_envs: int) -> int:
     Returns:
         Number of ticks.
     """
-    longest = window_length(data) + data.sequence_length - 1  # a window begins at a multiple of the sequence's length
+    longest = (
+        window_length(data) + data.sequence_length - 1
+    )  # a window begins at a multiple of the sequence's length
     enough = -(-data.warmup_steps // (num_envs * agent.rollout_length))
     return max(enough, -(-longest // agent.rollout_length)) - 1
 
@@ -119,14 +157,18 @@ def check_sizes(agent: Agent, data: Replay, num_envs: int) -> None:
         num_envs: Number of environments.
 
     Raises:
-        ValueError: Warm-up or rollout are larger than the buffer, or the exponent of priorities is not positive and
-            finite.
+        ValueError: Warm-up or rollout are larger than the buffer, or the exponent of priorities is
+            not positive and finite.
     """
     if data.prioritize and not 0.0 < data.prioritize.exponent < math.inf:
-        raise ValueError(f"priority_exponent={data.prioritize.exponent}: write a number of at least 0, such as 0.6")
+        raise ValueError(
+            f"priority_exponent={data.prioritize.exponent}: write a number of at least 0, such as 0.6"
+        )
     capacity, steps_per_tick = data.capacity, num_envs * agent.rollout_length
     if data.warmup_steps > capacity:
-        raise ValueError(f"warmup_steps={data.warmup_steps} exceeds buffer_size={capacity}: write a smaller warm-up")
+        raise ValueError(
+            f"warmup_steps={data.warmup_steps} exceeds buffer_size={capacity}: write a smaller warm-up"
+        )
     if agent.rollout_length > capacity // num_envs:
         raise ValueError(
             f"rollout_length={agent.rollout_length} in {num_envs} environments exceeds buffer_size={capacity}: "

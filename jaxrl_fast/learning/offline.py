@@ -1,8 +1,10 @@
-"""Learning from recorded steps: before the environment is stepped, and later next to the steps that the run samples.
+"""Learning from recorded steps: before the environment is stepped, and later next to the steps that
+the run samples.
 
-Recorded steps are a second replay buffer that never changes. While a run is offline, its fragment ``sample`` does not
-step the environment, and batches are of recorded steps only; a step of the run then stands for one that the data has
-already. Online, half of each batch is recorded and half is sampled (RLPD, arXiv 2302.02948, section 4.1).
+Recorded steps are a second replay buffer that never changes. While a run is offline, its fragment
+``sample`` does not step the environment, and batches are of recorded steps only; a step of the run
+then stands for one that the data has already. Online, half of each batch is recorded and half is
+sampled (RLPD, arXiv 2302.02948, section 4.1).
 """
 
 import hashlib
@@ -23,7 +25,15 @@ from jaxrl_fast.learning.data import NEXT_ACTION
 from jaxrl_fast.learning.datasets import Dataset, load_dataset, steps_in, usable
 from jaxrl_fast.learning.host_sampling import no_steps
 from jaxrl_fast.learning.imitation import TEACHER
-from jaxrl_fast.learning.replay import Buffer, RingState, Sampled, SampledWindows, Source, Window, gather_windows
+from jaxrl_fast.learning.replay import (
+    Buffer,
+    RingState,
+    Sampled,
+    SampledWindows,
+    Source,
+    Window,
+    gather_windows,
+)
 from jaxrl_fast.learning.replay import uniform_source as uniform
 from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
 from jaxrl_fast.runtime.graph import Channels, Fragment, step_of
@@ -54,7 +64,11 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(
-    data: Dataset | str | Path | None, algorithm: Algorithm, spec: EnvSpec, total_steps: int, online_steps: int
+    data: Dataset | str | Path | None,
+    algorithm: Algorithm,
+    spec: EnvSpec,
+    total_steps: int,
+    online_steps: int,
 ) -> Recorded:
     """Read the data that a run shall learn from.
 
@@ -69,24 +83,33 @@ def read_recorded(
         The recorded steps.
 
     Raises:
-        ValueError: The data set is missing, damaged or of another environment, or ``online_steps`` is too large.
+        ValueError: The data set is missing, damaged or of another environment, or ``online_steps``
+            is too large.
     """
     if algorithm.needs_data and (data is None or online_steps):
-        raise ValueError(f"algo={algorithm.name} learns from data alone: write data=..., and no online_steps")
+        raise ValueError(
+            f"algo={algorithm.name} learns from data alone: write data=..., and no online_steps"
+        )
     if data is None:
         raise ValueError(f"online_steps={online_steps} needs data: add data=..., or leave it out")
     if online_steps > total_steps:
         raise ValueError(
             f"online_steps={online_steps} are the last of total_steps={total_steps}: write at most as many"
         )
-    given, name = (load_dataset(data), str(data)) if isinstance(data, str | Path) else (data, "dataset")
+    given, name = (
+        (load_dataset(data), str(data)) if isinstance(data, str | Path) else (data, "dataset")
+    )
     if spec.num_agents is not None:
-        raise ValueError(f"data={name}: {spec.name} has several agents, which data do not support: leave data out")
+        raise ValueError(
+            f"data={name}: {spec.name} has several agents, which data do not support: leave data out"
+        )
     steps = steps_in(usable(given, spec, name), spec)
     following = np.concatenate([steps.action[1:], steps.action[-1:]])
     ends = np.concatenate([steps.first[1:], [True]])
     if np.issubdtype(following.dtype, np.floating):
-        following = np.where(ends.reshape(-1, *[1] * (following.ndim - 1)), np.float32(np.nan), following)
+        following = np.where(
+            ends.reshape(-1, *[1] * (following.ndim - 1)), np.float32(np.nan), following
+        )
     steps = steps._replace(extras=Extras({NEXT_ACTION: following}, {}))  # type: ignore[dict-item]  # on the host
     return Recorded(steps, total_steps - online_steps, online_steps > 0)
 
@@ -105,7 +128,9 @@ def from_data(algorithm: Algorithm, options: Any, spec: EnvSpec) -> tuple[Algori
     Raises:
         ValueError: As `read_recorded`.
     """
-    recorded = read_recorded(options.data, algorithm, spec, options.total_steps, options.online_steps)
+    recorded = read_recorded(
+        options.data, algorithm, spec, options.total_steps, options.online_steps
+    )
     return with_data(algorithm, recorded), options.graph._replace(recorded=recorded)
 
 
@@ -124,18 +149,28 @@ def with_data(algorithm: Algorithm, recorded: Recorded) -> Algorithm:
         agent = algorithm.build(spec, num_envs)
         data, instead = agent.data, "write algo=iql or algo=td3_bc"
         if isinstance(data, OnPolicy):
-            raise ValueError(f"algo={algorithm.name} learns from its own newest steps, not from data: {instead}")
+            raise ValueError(
+                f"algo={algorithm.name} learns from its own newest steps, not from data: {instead}"
+            )
         if any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs)):
-            raise ValueError(f"data does not support the images of {spec.name}, which replay stores once: leave it out")
+            raise ValueError(
+                f"data does not support the images of {spec.name}, which replay stores once: leave it out"
+            )
         if data.prioritize is not None or data.relabel is not None:
-            raise ValueError(f"data does not support prioritized or relabeled replay: leave them out, or {instead}")
+            raise ValueError(
+                f"data does not support prioritized or relabeled replay: leave them out, or {instead}"
+            )
         lacking = [key for key in data.keep if key != NEXT_ACTION]
         if TEACHER in lacking:
-            raise ValueError("a teacher acts on steps that the student samples, not on data: leave teacher or data out")
+            raise ValueError(
+                "a teacher acts on steps that the student samples, not on data: leave teacher or data out"
+            )
         if lacking or agent.transform is not None:
             needs = ", ".join(lacking) or "a change of rollouts"
             raise ValueError(f"algo={algorithm.name} needs more than data has ({needs}): {instead}")
-        return agent._replace(data=data._replace(warmup_steps=0, warmup_actions="policy", recorded=recorded))
+        return agent._replace(
+            data=data._replace(warmup_steps=0, warmup_actions="policy", recorded=recorded)
+        )
 
     changed, made = algorithm._replace(build=build, made=None), algorithm.made
     return changed if made is None else changed._replace(made=made._replace(result=changed))
@@ -155,7 +190,9 @@ class MixedState(NamedTuple):
     ticks: jax.Array
 
 
-def mixed_source(buffer: Buffer, recorded: Recorded, steps_per_tick: int, number: int, window: Window) -> Source:
+def mixed_source(
+    buffer: Buffer, recorded: Recorded, steps_per_tick: int, number: int, window: Window
+) -> Source:
     """Build the source of batches whose windows are recorded and sampled in turn.
 
     Until the run has sampled a whole window, all are recorded.
@@ -189,7 +226,9 @@ def mixed_source(buffer: Buffer, recorded: Recorded, steps_per_tick: int, number
         windows = old.sample(state.recorded, key, hyper).windows
         if not recorded.online:
             return Sampled(windows)
-        own = new.sample(state.sampled, jax.random.fold_in(key, stable_hash("sampled")), hyper).windows
+        own = new.sample(
+            state.sampled, jax.random.fold_in(key, stable_hash("sampled")), hyper
+        ).windows
         ready = state.sampled.steps >= window.length + window.stride - 1
 
         def in_turn(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -203,11 +242,14 @@ def mixed_source(buffer: Buffer, recorded: Recorded, steps_per_tick: int, number
         return state._replace(sampled=buffer.end_episodes(state.sampled))
 
     axes = MixedState(stored.state_axes, buffer.state_axes, None)  # type: ignore[arg-type]  # axes
-    return Source(init, add, sample, end_episodes, axes, lambda state: buffer.metrics(state.sampled))
+    return Source(
+        init, add, sample, end_episodes, axes, lambda state: buffer.metrics(state.sampled)
+    )
 
 
 def recorded_buffer(steps: Transition, like: Buffer, window: Window) -> Buffer:
-    """Build a buffer that is full of recorded steps from the start; its shards have consecutive steps.
+    """Build a buffer that is full of recorded steps from the start; its shards have consecutive
+    steps.
 
     Args:
         steps: Recorded steps ``[N, ...]`` in host memory.
@@ -241,7 +283,9 @@ def recorded_buffer(steps: Transition, like: Buffer, window: Window) -> Buffer:
         lambda x: jax.ShapeDtypeStruct((shards, slots, 1, *x.shape[1:]), x.dtype),
         steps._replace(
             first=steps.first if window.memory else (),  # type: ignore[arg-type]
-            extras=Extras({name: steps.extras.decision[name] for name in window.keep}, {}) if window.keep else (),
+            extras=Extras({name: steps.extras.decision[name] for name in window.keep}, {})
+            if window.keep
+            else (),
         ),
     )
 
@@ -250,7 +294,10 @@ def recorded_buffer(steps: Transition, like: Buffer, window: Window) -> Buffer:
         data = jax.pure_callback(lanes, shapes, vmap_method="broadcast_all")
         memory: PyTree = () if not window.memory else example.extras.memory
         memory = jax.tree.map(
-            lambda leaf: jnp.zeros((shards, slots // window.stride, 1, *leaf.shape[2:]), leaf.dtype), memory
+            lambda leaf: jnp.zeros(
+                (shards, slots // window.stride, 1, *leaf.shape[2:]), leaf.dtype
+            ),
+            memory,
         )
         return RingState(data, jnp.int32(slots), memory)
 
@@ -280,7 +327,8 @@ def starting_offline(
     """Let fragments wait until a run is online.
 
     Args:
-        fragments: The fragment ``sample``, ``statistics`` if there is one, and one that makes batches.
+        fragments: The fragment ``sample``, ``statistics`` if there is one, and one that makes
+            batches.
         env: Environments.
         agent: Algorithm bound to them.
         shapes_of: ``(env, agent) -> shapes`` of a rollout of one seed.
@@ -292,11 +340,16 @@ def starting_offline(
     sample, *statistics, experience = fragments
     ticks = recorded.ticks(env.num_envs * agent.rollout_length)
     merging = [merging_later(fragment, agent, recorded.steps, ticks) for fragment in statistics]
-    return sampling_later(sample, env, shapes_of(env, agent), ticks, online=recorded.online), *merging, experience
+    return (
+        sampling_later(sample, env, shapes_of(env, agent), ticks, online=recorded.online),
+        *merging,
+        experience,
+    )
 
 
 def recorded_statistics(agent: BoundAgent, steps: Transition, start: Statistics) -> Statistics:
-    """Compute the statistics of recorded steps, which normalize observations and rewards from the first update.
+    """Compute the statistics of recorded steps, which normalize observations and rewards from the
+    first update.
 
     Args:
         agent: Algorithm bound to its environments.
@@ -310,7 +363,9 @@ def recorded_statistics(agent: BoundAgent, steps: Transition, start: Statistics)
     if agent.normalize_observations:
         found = found._replace(obs=update_stats(start.obs, jax.tree.map(jnp.asarray, steps.obs), 1))
     if agent.normalize_rewards:
-        column = jax.tree.map(lambda x: jnp.asarray(x)[:, None], steps._replace(obs=(), next_obs=(), extras=()))
+        column = jax.tree.map(
+            lambda x: jnp.asarray(x)[:, None], steps._replace(obs=(), next_obs=(), extras=())
+        )
         found, _ = update_returns(found, jnp.zeros(1), column, agent.hyper)
     return found
 
@@ -333,15 +388,25 @@ def sampling_later(
     if isinstance(env, HostEnv):
         return _sampling_later_on_host(fragment, env, shapes, ticks, online=online)
 
-    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(
+        private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         sample = step_of(fragment, turn - ticks)
         measured = jax.eval_shape(sample, private, inputs, hyper, key)[2]
 
         def rest() -> tuple:
             metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), measured)
-            return private, {"rollout": _zeros(shapes, jnp)}, {**metrics, "nonfinite_step": jnp.int32(-1)}
+            return (
+                private,
+                {"rollout": _zeros(shapes, jnp)},
+                {**metrics, "nonfinite_step": jnp.int32(-1)},
+            )
 
-        return jax.lax.cond(turn < ticks, rest, lambda: sample(private, inputs, hyper, key)) if online else rest()
+        return (
+            jax.lax.cond(turn < ticks, rest, lambda: sample(private, inputs, hyper, key))
+            if online
+            else rest()
+        )
 
     return fragment._replace(step=step, counts=True)
 
@@ -357,7 +422,11 @@ def _sampling_later_on_host(
     sample: Callable[..., tuple] = fragment.step
 
     def never(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
-        return private, {"rollout": _zeros(shapes, jnp)}, jax.tree.map(jnp.asarray, no_steps(env, ()))
+        return (
+            private,
+            {"rollout": _zeros(shapes, jnp)},
+            jax.tree.map(jnp.asarray, no_steps(env, ())),
+        )
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: Any) -> tuple:
         if int(turn) >= ticks:
@@ -371,7 +440,8 @@ def _sampling_later_on_host(
 
 
 def merging_later(fragment: Fragment, agent: BoundAgent, steps: Transition, ticks: int) -> Fragment:
-    """Let the fragment ``statistics`` begin with the statistics of recorded steps, and merge rollouts only later.
+    """Let the fragment ``statistics`` begin with the statistics of recorded steps, and merge
+    rollouts only later.
 
     Args:
         fragment: Fragment of the statistics.
@@ -384,12 +454,16 @@ def merging_later(fragment: Fragment, agent: BoundAgent, steps: Transition, tick
     """
     plain: Callable[..., tuple] = fragment.step
     empty = jax.eval_shape(fragment.init, jax.random.key(0)).statistics
-    start = recorded_statistics(agent, steps, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty))
+    start = recorded_statistics(
+        agent, steps, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
+    )
 
     def init(key: jax.Array) -> PyTree:
         return fragment.init(key)._replace(statistics=start)
 
-    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(
+        private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         after, _, metrics = plain(private, inputs, hyper, key)
         now = jax.tree.map(lambda new, old: jnp.where(turn < ticks, old, new), after, private)
         return now, {"statistics": now.statistics}, metrics

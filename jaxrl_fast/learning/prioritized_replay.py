@@ -1,7 +1,8 @@
-"""Prioritized replay: sequences with large errors are sampled most often (Schaul et al., arXiv 1511.05952).
+"""Prioritized replay: sequences with large errors are sampled most often (Schaul et al., arXiv
+1511.05952).
 
-Each logical shard has separate priorities and gives the same share of every batch, so a batch does not depend on how
-shards are placed on devices. Importance weights use the resulting probabilities.
+Each logical shard has separate priorities and gives the same share of every batch, so a batch does
+not depend on how shards are placed on devices. Importance weights use the resulting probabilities.
 
 A tick samples all its batches at once, from a sum tree that is rebuilt each time.
 """
@@ -23,7 +24,8 @@ class Priorities(NamedTuple):
     """Priorities of a buffer's windows.
 
     Attributes:
-        weight: Priorities raised to the exponent, of the window that begins at every stride, ``[G, slots, E / G]``.
+        weight: Priorities raised to the exponent, of the window that begins at every stride,
+            ``[G, slots, E / G]``.
         largest: Largest weight of a shard so far, which new steps get, ``[G]``.
     """
 
@@ -44,7 +46,8 @@ class PrioritizedState(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """Priorities of a tick's sequences, computed by the updates; leaves ``[learners, G / learners, N]``.
+    """Priorities of a tick's sequences, computed by the updates; leaves
+    ``[learners, G / learners, N]``.
 
     Attributes:
         places: Position of each sequence in replay.
@@ -61,8 +64,8 @@ class Chosen(NamedTuple):
     Attributes:
         start: First step of each window.
         env: Environment in the shard.
-        weight: Factor of the loss, ``(probability · number of windows)^-correction``, at most 1 (arXiv 1511.05952,
-            section 3.4).
+        weight: Factor of the loss, ``(probability · number of windows)^-correction``, at most 1
+            (arXiv 1511.05952, section 3.4).
     """
 
     start: jax.Array
@@ -70,7 +73,9 @@ class Chosen(NamedTuple):
     weight: jax.Array
 
 
-def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize, window: Window = Window()) -> Source:
+def prioritized_source(
+    buffer: Buffer, num_windows: int, prioritize: Prioritize, window: Window = Window()
+) -> Source:
     """Build a source that samples windows in proportion to their priority, with replacement.
 
     Args:
@@ -85,7 +90,8 @@ def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize,
 
     def init(example: Transition) -> PrioritizedState:
         return PrioritizedState(
-            buffer.init(example), init_priorities(buffer.shards, buffer.slots, buffer.envs_per_shard)
+            buffer.init(example),
+            init_priorities(buffer.shards, buffer.slots, buffer.envs_per_shard),
         )
 
     def add(state: PrioritizedState, rollout: Transition) -> PrioritizedState:
@@ -96,7 +102,9 @@ def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize,
     def sample(state: PrioritizedState, key: jax.Array, hyper: Any) -> Sampled:
         steps, usable = buffer.available(state.buffer)
         correction = prioritize.correction(hyper)
-        chosen = choose_windows(state.priorities, key, steps, usable, num_windows, correction, window)
+        chosen = choose_windows(
+            state.priorities, key, steps, usable, num_windows, correction, window
+        )
         windows = buffer.windows(state.buffer, chosen.start, chosen.env)
         return Sampled(windows, chosen.weight, Places(chosen.start + 1, chosen.env))
 
@@ -106,7 +114,9 @@ def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize,
     def learn_priorities(state: PrioritizedState, feedback: Feedback) -> PrioritizedState:
         steps, _ = buffer.available(state.buffer)
         feedback = jax.tree.map(lambda x: x.reshape(buffer.shards, -1), feedback)
-        priorities = update_priorities(state.priorities, feedback, steps, prioritize.exponent, window)
+        priorities = update_priorities(
+            state.priorities, feedback, steps, prioritize.exponent, window
+        )
         return state._replace(priorities=priorities)
 
     def metrics(state: PrioritizedState) -> Metrics:
@@ -125,7 +135,10 @@ def empty_feedback(shape: tuple[int, ...]) -> Feedback:
     Returns:
         Zeros.
     """
-    return Feedback(Places(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)), jnp.zeros(shape, jnp.float32))
+    return Feedback(
+        Places(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)),
+        jnp.zeros(shape, jnp.float32),
+    )
 
 
 def make_feedback(batches: Batches, priorities: jax.Array) -> Feedback:
@@ -189,10 +202,14 @@ def init_priorities(shards: int, slots: int, envs_per_shard: int) -> Priorities:
     Returns:
         Zero weights and largest weights of 1.
     """
-    return Priorities(jnp.zeros((shards, slots, envs_per_shard), jnp.float32), jnp.ones(shards, jnp.float32))
+    return Priorities(
+        jnp.zeros((shards, slots, envs_per_shard), jnp.float32), jnp.ones(shards, jnp.float32)
+    )
 
 
-def add_priorities(priorities: Priorities, steps: jax.Array, length: int, window: Window) -> Priorities:
+def add_priorities(
+    priorities: Priorities, steps: jax.Array, length: int, window: Window
+) -> Priorities:
     """Give new steps the largest priority so far.
 
     Args:
@@ -206,7 +223,9 @@ def add_priorities(priorities: Priorities, steps: jax.Array, length: int, window
     """
     slots = priorities.weight.shape[1]
     time = steps + jnp.arange(length)
-    slot = jnp.where(time % window.stride == 0, time // window.stride % slots, slots)  # out of bounds: dropped
+    slot = jnp.where(
+        time % window.stride == 0, time // window.stride % slots, slots
+    )  # out of bounds: dropped
     new = jnp.broadcast_to(priorities.largest[:, None, None], (len(priorities.largest), length, 1))
     return priorities._replace(weight=priorities.weight.at[:, slot].set(new, mode="drop"))
 
@@ -230,13 +249,22 @@ def update_priorities(
     """
     weight, largest = priorities
     slots, start = weight.shape[1], feedback.places.number - 1
-    stored = (start >= 0) & (start < steps) & (start // window.stride > (steps - 1) // window.stride - slots)
-    slot = jnp.where(stored & jnp.isfinite(feedback.priority), start // window.stride % slots, slots)
+    stored = (
+        (start >= 0)
+        & (start < steps)
+        & (start // window.stride > (steps - 1) // window.stride - slots)
+    )
+    slot = jnp.where(
+        stored & jnp.isfinite(feedback.priority), start // window.stride % slots, slots
+    )
     new = (jnp.abs(feedback.priority) + SMALLEST) ** exponent
     shard = jnp.arange(len(largest))[:, None]
     cleared = weight.at[shard, slot, feedback.places.env].set(0.0, mode="drop")
     seen = jnp.max(jnp.where(slot < slots, new, 0.0), axis=1)
-    return Priorities(cleared.at[shard, slot, feedback.places.env].max(new, mode="drop"), jnp.maximum(largest, seen))
+    return Priorities(
+        cleared.at[shard, slot, feedback.places.env].max(new, mode="drop"),
+        jnp.maximum(largest, seen),
+    )
 
 
 def choose_windows(
@@ -266,7 +294,9 @@ def choose_windows(
     oldest, newest = window_range(steps, usable, window)
     last = (steps - 1) // window.stride
     number = last - (last - jnp.arange(slots)) % slots  # window in each slot, counted in strides
-    there = jnp.broadcast_to((number[None] >= jnp.maximum(oldest, 0)) & (number[None] <= newest), (shards, slots))
+    there = jnp.broadcast_to(
+        (number[None] >= jnp.maximum(oldest, 0)) & (number[None] <= newest), (shards, slots)
+    )
     weight = jnp.where(there[..., None], priorities.weight, 0.0).reshape(shards, -1)
     levels = sum_tree(weight)
     total = levels[0]

@@ -1,6 +1,8 @@
-"""Changes of data on its way to the losses: of rollouts before they are stored, and of windows as a batch is drawn.
+"""Changes of data on its way to the losses: of rollouts before they are stored, and of windows as a
+batch is drawn.
 
-`algorithm.Transform` and `algorithm.Relabel` declare them. Only an algorithm that has one goes through this file.
+`algorithm.Transform` and `algorithm.Relabel` declare them. Only an algorithm that has one goes
+through this file.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,15 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Batches, PyTree, Transition, stable_hash
 from jaxrl_fast.learning.algorithm import Agent, Learned, Part, Peers, Relabel, init_params
 from jaxrl_fast.learning.minibatches import Experience, by_shard
-from jaxrl_fast.learning.replay import Buffer, RingState, Sampled, SampledWindows, Source, Window, gather
+from jaxrl_fast.learning.replay import (
+    Buffer,
+    RingState,
+    Sampled,
+    SampledWindows,
+    Source,
+    Window,
+    gather,
+)
 from jaxrl_fast.numerics.normalization import Statistics
 from jaxrl_fast.numerics.optimizers import at_start
 
@@ -46,18 +56,26 @@ def transformed(experience: Experience, agent: Agent, hyper: Any) -> Experience:
     transform = agent.transform
     assert transform is not None
     if unknown := [name for name in transform.reads if name not in agent.parts]:
-        raise ValueError(f"transform reads {', '.join(unknown)}: write one of the parts {', '.join(agent.parts)}")
+        raise ValueError(
+            f"transform reads {', '.join(unknown)}: write one of the parts {', '.join(agent.parts)}"
+        )
 
-    def apply(state: PyTree, rollout: Transition, learned: Peers, hyper: Any, key: jax.Array) -> tuple:
+    def apply(
+        state: PyTree, rollout: Transition, learned: Peers, hyper: Any, key: jax.Array
+    ) -> tuple:
         own = {name: learned[name] for name in transform.reads}
-        return transform.apply(rollout, own, state, hyper, jax.random.fold_in(key, stable_hash("transform")))
+        return transform.apply(
+            rollout, own, state, hyper, jax.random.fold_in(key, stable_hash("transform"))
+        )
 
     def init(example: Transition | None) -> TransformedState:
         state = transform.init()
         if example is None:
             return TransformedState(state, experience.init(None))
         learned = {name: learned_shapes(agent.parts[name]) for name in transform.reads}
-        changed = jax.eval_shape(apply, state, example, learned, at_start(hyper), jax.random.key(0))[0]
+        changed = jax.eval_shape(
+            apply, state, example, learned, at_start(hyper), jax.random.key(0)
+        )[0]
         return TransformedState(state, experience.init(changed))
 
     def step(
@@ -134,7 +152,9 @@ def hindsight_buffer(buffer: Buffer) -> Buffer:
         goes_on = reaches & ~ended[:, None] & (time >= 0)[None, :, None]
         ahead = jnp.where(goes_on, state.ahead + 1 + new[:, :1], state.ahead)
         slots = (ring.steps + jnp.arange(new.shape[1])) % capacity_t
-        return HindsightState(buffer.add(ring, rollout), ahead.at[:, slots].set(new, unique_indices=True))
+        return HindsightState(
+            buffer.add(ring, rollout), ahead.at[:, slots].set(new, unique_indices=True)
+        )
 
     def windows(state: HindsightState, start: jax.Array, env: jax.Array) -> SampledWindows:
         return buffer.windows(state.ring, start, env)._replace(at=(start, env))

@@ -1,4 +1,6 @@
-"""Replay: a ring buffer of steps, from which windows of consecutive steps are sampled, and their n-step returns."""
+"""Replay: a ring buffer of steps, from which windows of consecutive steps are sampled, and their
+n-step returns.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +29,8 @@ class Window(NamedTuple):
         length: Consecutive steps in a window (``W``).
         stride: Windows begin at multiples of this many steps since the start of the run.
         `keep`: Names of the decision's extras that are stored.
-        memory: Whether to store ``first``, and the recurrent memory at each step where a window may begin.
+        memory: Whether to store ``first``, and the recurrent memory at each step where a window may
+            begin.
     """
 
     length: int = 1
@@ -53,7 +56,9 @@ class SampledWindows(NamedTuple):
 
 
 AddRollout = Callable[[PyTree, Transition], PyTree]
-"""(state, rollout ``[T, E, ...]``) -> state that stores it, in place of the oldest steps if the buffer is full."""
+"""(state, rollout ``[T, E, ...]``) -> state that stores it, in place of the oldest steps if the
+buffer is full.
+"""
 
 
 class Buffer(NamedTuple):
@@ -62,10 +67,10 @@ class Buffer(NamedTuple):
     Attributes:
         init: Makes the empty state.
         add: Stores a rollout.
-        available: ``(state) -> (steps ever added, number of newest steps that can be sampled)``, the latter a scalar or
-            ``[G, 1]``.
-        windows: ``(state, start [G, N], env [G, N]) -> windows`` of consecutive steps, by their first step and their
-            environment in the shard.
+        available: ``(state) -> (steps ever added, number of newest steps that can be sampled)``,
+            the latter a scalar or ``[G, 1]``.
+        windows: ``(state, start [G, N], env [G, N]) -> windows`` of consecutive steps, by their
+            first step and their environment in the shard.
         end_episodes: Marks that the next rollout does not continue the newest steps.
         shards: Number of logical shards, ``G``.
         envs_per_shard: Environments of each shard, ``E / G``.
@@ -140,7 +145,8 @@ class RingState(NamedTuple):
     Attributes:
         data: Stored steps, leaves ``[G, capacity_T, E / G, ...]``; new steps overwrite the oldest.
         steps: Time steps added since the start of the run, int32.
-        memory: Recurrent memory at every ``stride``-th step, ``[G, capacity_T / stride, E / G, ...]``, or ``()``.
+        memory: Recurrent memory at every ``stride``-th step,
+            ``[G, capacity_T / stride, E / G, ...]``, or ``()``.
     """
 
     data: Transition
@@ -149,7 +155,12 @@ class RingState(NamedTuple):
 
 
 def ring_buffer(
-    *, capacity: int, num_envs: int, batch_size: int, window: Window = Window(), max_shards: int = MAX_SHARDS
+    *,
+    capacity: int,
+    num_envs: int,
+    batch_size: int,
+    window: Window = Window(),
+    max_shards: int = MAX_SHARDS,
 ) -> Buffer:
     """Build a replay buffer of single steps.
 
@@ -192,10 +203,14 @@ def ring_buffer(
 
         def write_memory(ring: jax.Array, leaf: jax.Array) -> jax.Array:
             strides, starts = capacity_t // window.stride, time[:: length // len(leaf)]
-            slot = jnp.where(starts % window.stride == 0, starts // window.stride % strides, strides)
+            slot = jnp.where(
+                starts % window.stride == 0, starts // window.stride % strides, strides
+            )
             return ring.at[:, slot].set(by_shard(leaf, shards), mode="drop")
 
-        memory = jax.tree.map(write_memory, state.memory, rollout.extras.memory) if window.memory else ()
+        memory = (
+            jax.tree.map(write_memory, state.memory, rollout.extras.memory) if window.memory else ()
+        )
         return RingState(jax.tree.map(write, state.data, new), state.steps + length, memory)
 
     def available(state: RingState) -> tuple[jax.Array, jax.Array]:
@@ -205,7 +220,17 @@ def ring_buffer(
         return gather_windows(state, start, env, window)
 
     axes = RingState(data=0, steps=None, memory=0 if window.memory else ())  # type: ignore[arg-type]  # axes
-    return Buffer(init, add, available, windows, end_episodes, shards, per_shard, capacity_t // window.stride, axes)
+    return Buffer(
+        init,
+        add,
+        available,
+        windows,
+        end_episodes,
+        shards,
+        per_shard,
+        capacity_t // window.stride,
+        axes,
+    )
 
 
 def end_episodes(state: RingState) -> RingState:
@@ -219,10 +244,12 @@ def end_episodes(state: RingState) -> RingState:
     """
     steps = state.steps[..., None, None, None]
     time = jnp.arange(state.data.truncated.shape[-2])[:, None]
-    newest = (time.reshape((1,) * (state.data.truncated.ndim - 2) + time.shape) == (steps - 1) % len(time)) & (
-        steps > 0
+    newest = (
+        time.reshape((1,) * (state.data.truncated.ndim - 2) + time.shape) == (steps - 1) % len(time)
+    ) & (steps > 0)
+    return state._replace(
+        data=state.data._replace(truncated=state.data.truncated | (newest & ~state.data.terminated))
     )
-    return state._replace(data=state.data._replace(truncated=state.data.truncated | (newest & ~state.data.terminated)))
 
 
 def uniform_source(buffer: Buffer, num_windows: int, window: Window = Window()) -> Source:
@@ -246,10 +273,14 @@ def uniform_source(buffer: Buffer, num_windows: int, window: Window = Window()) 
         start = (jnp.broadcast_to(oldest, (shape[0], 1)) + number) * window.stride
         return Sampled(buffer.windows(state, start, env))
 
-    return Source(buffer.init, buffer.add, sample, buffer.end_episodes, buffer.state_axes, buffer.metrics)
+    return Source(
+        buffer.init, buffer.add, sample, buffer.end_episodes, buffer.state_axes, buffer.metrics
+    )
 
 
-def window_range(steps: jax.Array, usable: jax.Array, window: Window) -> tuple[jax.Array, jax.Array]:
+def window_range(
+    steps: jax.Array, usable: jax.Array, window: Window
+) -> tuple[jax.Array, jax.Array]:
     """Return the first and last window that can be sampled, counted from the start of the run.
 
     Args:
@@ -264,7 +295,9 @@ def window_range(steps: jax.Array, usable: jax.Array, window: Window) -> tuple[j
     return oldest, (steps - window.length) // window.stride
 
 
-def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: Window) -> SampledWindows:
+def gather_windows(
+    state: RingState, start: jax.Array, env: jax.Array, window: Window
+) -> SampledWindows:
     """Read windows from a ring buffer.
 
     Args:
@@ -294,7 +327,9 @@ def gather(data: PyTree, slot: jax.Array, env: jax.Array) -> PyTree:
     Returns:
         Leaves ``[G, N, W, ...]``.
     """
-    return jax.tree.map(lambda leaf: jax.vmap(lambda shard, t, e: shard[t, e[:, None]])(leaf, slot, env), data)
+    return jax.tree.map(
+        lambda leaf: jax.vmap(lambda shard, t, e: shard[t, e[:, None]])(leaf, slot, env), data
+    )
 
 
 def _storable(rollout: Transition, window: Window) -> Transition:
@@ -304,7 +339,9 @@ def _storable(rollout: Transition, window: Window) -> Transition:
     return rollout._replace(extras=extras, first=rollout.first if window.memory else ())  # type: ignore[arg-type]
 
 
-def _check_sizes(capacity: int, capacity_t: int, num_envs: int, batch_size: int, window: Window) -> None:
+def _check_sizes(
+    capacity: int, capacity_t: int, num_envs: int, batch_size: int, window: Window
+) -> None:
     if batch_size > capacity:
         raise ValueError(
             f"batch_size={batch_size} is larger than buffer_size={capacity}: "
@@ -331,23 +368,29 @@ def window_length(data: Replay) -> int:
     return data.burn_in + data.sequence_length + data.n_step - 1
 
 
-def fold_n_steps(sampled: SampledWindows, discount: jax.Array, data: Replay, *, memory: bool) -> ReplayBatch:
+def fold_n_steps(
+    sampled: SampledWindows, discount: jax.Array, data: Replay, *, memory: bool
+) -> ReplayBatch:
     """Compute n-step returns of windows, and arrange them as sequences.
 
     Args:
         sampled: Windows ``[G, N, W, ...]``, with normalized rewards and observations.
         discount: γ, scalar.
         data: Lengths of the sequences.
-        memory: Whether a network is recurrent. ``obs`` then contains the whole window (`ReplayBatch`), else only the
-            steps in the loss.
+        memory: Whether a network is recurrent. ``obs`` then contains the whole window
+            (`ReplayBatch`), else only the steps in the loss.
 
     Returns:
         Sequences ``[G, N, L, ...]``.
     """
     steps = sampled.steps
     learned = slice(data.burn_in, data.burn_in + data.sequence_length)
-    inside = data.burn_in + jnp.arange(data.sequence_length)[:, None] + jnp.arange(data.n_step)[None]
-    rewards, ends, cuts = (x[:, :, inside] for x in (steps.reward, steps.terminated, steps.truncated))
+    inside = (
+        data.burn_in + jnp.arange(data.sequence_length)[:, None] + jnp.arange(data.n_step)[None]
+    )
+    rewards, ends, cuts = (
+        x[:, :, inside] for x in (steps.reward, steps.terminated, steps.truncated)
+    )
     reward, bootstrap, last = _n_step(rewards, ends, cuts, discount)
     last += data.burn_in + jnp.arange(data.sequence_length, dtype=jnp.int32)[None, None]
 
@@ -355,19 +398,27 @@ def fold_n_steps(sampled: SampledWindows, discount: jax.Array, data: Replay, *, 
         return jax.tree.map(lambda leaf: leaf[:, :, learned], tree)
 
     def at_last(leaf: jax.Array) -> jax.Array:
-        return leaf[:, :, learned] if data.n_step == 1 else jax.vmap(jax.vmap(lambda x, i: x[i]))(leaf, last)
+        return (
+            leaf[:, :, learned]
+            if data.n_step == 1
+            else jax.vmap(jax.vmap(lambda x, i: x[i]))(leaf, last)
+        )
 
     extras = of_learned(steps.extras.decision) if data.keep else {}
     obs, action = of_learned((steps.obs, steps.action))
-    batch = ReplayBatch(obs, action, reward, bootstrap, jax.tree.map(at_last, steps.next_obs), extras)
+    batch = ReplayBatch(
+        obs, action, reward, bootstrap, jax.tree.map(at_last, steps.next_obs), extras
+    )
     if not memory:
         return batch
     before = jax.tree.map(lambda leaf: leaf[:, :, None], sampled.memory)
     return batch._replace(obs=steps.obs, first=steps.first, memory=before, last=last)
 
 
-def _n_step(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: jax.Array) -> Any:
+def _n_step(
+    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: jax.Array
+) -> Any:
     """Apply `losses.n_step` to ``[G, N, L, n]``."""
-    return jax.vmap(jax.vmap(jax.vmap(losses.n_step, (0, 0, 0, None)), (0, 0, 0, None)), (0, 0, 0, None))(
-        reward, terminated, truncated, discount
-    )
+    return jax.vmap(
+        jax.vmap(jax.vmap(losses.n_step, (0, 0, 0, None)), (0, 0, 0, None)), (0, 0, 0, None)
+    )(reward, terminated, truncated, discount)

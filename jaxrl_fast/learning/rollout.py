@@ -1,4 +1,6 @@
-"""Rollouts of compiled environments: `unroll`, the only scan over environment steps in training, and packed outputs."""
+"""Rollouts of compiled environments: `unroll`, the only scan over environment steps in training,
+and packed outputs.
+"""
 
 from collections.abc import Callable
 from math import prod
@@ -12,7 +14,8 @@ from jaxrl_fast.envs.env import Index, VecEnv, VecState
 from jaxrl_fast.runtime.graph import Channels, Fragment
 
 MAX_NUMBERS = 1024
-"""Largest number of elements of each environment's array that is packed; larger arrays, such as images, stay separate.
+"""Largest number of elements of each environment's array that is packed; larger arrays, such as
+images, stay separate.
 """
 WORDS = (jnp.float32, jnp.int32, jnp.uint32)
 """Types that are stored bit by bit; bools become words too."""
@@ -41,7 +44,9 @@ def pack_step(step: PyTree) -> PackedStep:
     """
     leaves = jax.tree.leaves(step)
     packed = [_as_words(leaf) for leaf in leaves if is_packed(leaf)]
-    return PackedStep(jnp.concatenate(packed, axis=1), tuple(leaf for leaf in leaves if not is_packed(leaf)))
+    return PackedStep(
+        jnp.concatenate(packed, axis=1), tuple(leaf for leaf in leaves if not is_packed(leaf))
+    )
 
 
 def unpack_steps(packed: PackedStep, like: PyTree) -> PyTree:
@@ -81,16 +86,24 @@ def is_packed(leaf: Any) -> bool:
 
 def _as_words(leaf: jax.Array) -> jax.Array:
     flat = leaf.reshape(leaf.shape[0], -1)
-    return flat.astype(jnp.uint32) if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(flat, jnp.uint32)
+    return (
+        flat.astype(jnp.uint32)
+        if leaf.dtype == jnp.bool_
+        else jax.lax.bitcast_convert_type(flat, jnp.uint32)
+    )
 
 
 def _from_words(words: jax.Array, dtype: Any) -> jax.Array:
-    return words.astype(jnp.bool_) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, dtype)
+    return (
+        words.astype(jnp.bool_)
+        if dtype == jnp.bool_
+        else jax.lax.bitcast_convert_type(words, dtype)
+    )
 
 
 ActInRollout = Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree, PyTree]]
-"""(carry and obs ``[E, ...]``, first ``[E]`` as in `SamplerState`, key) -> (actions ``[E, ...]``, carry of the next
-step, extras ``[E, ...]`` to store in the rollout).
+"""(carry and obs ``[E, ...]``, first ``[E]`` as in `SamplerState`, key) -> (actions ``[E, ...]``,
+carry of the next step, extras ``[E, ...]`` to store in the rollout).
 """
 
 
@@ -102,7 +115,8 @@ class SamplerState(NamedTuple):
         obs: Observations that the policy acts on next, ``[E, ...]``.
         first: Whether ``obs`` begins an episode, bool ``[E]``.
         carry: Recurrent memory and frame stacks of the policy, ``[E, ...]``.
-        row: Initial states and observations ``[E, ...]`` that last over several rollouts, or ``()``.
+        row: Initial states and observations ``[E, ...]`` that last over several rollouts, or
+            ``()``.
     """
 
     env: VecState
@@ -128,7 +142,12 @@ def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
 
 
 def unroll(
-    env: VecEnv, act: Callable, state: SamplerState, key: jax.Array, num_steps: int, scan: Callable = jax.lax.scan
+    env: VecEnv,
+    act: Callable,
+    state: SamplerState,
+    key: jax.Array,
+    num_steps: int,
+    scan: Callable = jax.lax.scan,
 ) -> tuple[SamplerState, Transition, Metrics]:
     """Take ``num_steps`` (T) steps in every environment.
 
@@ -141,30 +160,39 @@ def unroll(
         scan: Runs the steps, as `jax.lax.scan` or `scan_packed`.
 
     Returns:
-        The next state, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in the rollout, and
-        ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.
+        The next state, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended
+        in the rollout, and ``nonfinite_step``, the first step with an observation or reward that is
+        not finite, or -1.
     """
     bank_key, scan_key = jax.random.split(key)
     bank = env.draw_fresh(bank_key, num_steps)
 
-    def step(state: SamplerState, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[SamplerState, tuple]:
+    def step(
+        state: SamplerState, xs: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[SamplerState, tuple]:
         t, act_key, env_key = xs
         action, carry, extras = act(state.carry, state.obs, state.first, act_key)
-        # Devices with separate agents all step the whole environment, which avoids transfers of its parts.
-        env_state, ts = on_every_device(env.step(state.env, on_every_device(action), env_key, bank, t))
+        # Devices with separate agents all step the whole environment, which avoids transfers of its
+        # parts.
+        env_state, ts = on_every_device(
+            env.step(state.env, on_every_device(action), env_key, bank, t)
+        )
         done = ts.terminated | ts.truncated
         outcome = ts.reward, ts.next_obs, ts.terminated, ts.truncated
         transition = Transition(state.obs, action, *outcome, state.first, extras)
         return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
 
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))
-    end, (transitions, episodes) = scan(step, state, (jnp.arange(num_steps), keys[:, 0], keys[:, 1]))
+    end, (transitions, episodes) = scan(
+        step, state, (jnp.arange(num_steps), keys[:, 0], keys[:, 1])
+    )
     metrics = env.sums(transitions.terminated | transitions.truncated, episodes)
     return end, transitions, metrics | {"nonfinite_step": first_nonfinite(transitions)}
 
 
 def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
-    """Scan like `jax.lax.scan`, with the small outputs of each step stored as one array (`PackedStep`).
+    """Scan like `jax.lax.scan`, with the small outputs of each step stored as one array
+    (`PackedStep`).
 
     Args:
         step: Step of the scan.
@@ -185,7 +213,9 @@ def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[Sample
     return end, unpack_steps(steps, shapes[0])
 
 
-def scan_sequences(every: int, scan: Callable, step: Callable, state: SamplerState, xs: PyTree) -> tuple:
+def scan_sequences(
+    every: int, scan: Callable, step: Callable, state: SamplerState, xs: PyTree
+) -> tuple:
     """Scan over steps that store the policy's memory only before every ``every``-th step.
 
     Args:
@@ -196,7 +226,8 @@ def scan_sequences(every: int, scan: Callable, step: Callable, state: SamplerSta
         xs: Inputs of the steps, leaves ``[T, ...]``.
 
     Returns:
-        Final state and stacked outputs ``[T, ...]``, with the memories ``[T / every, ...]`` in ``Extras.memory``.
+        Final state and stacked outputs ``[T, ...]``, with the memories ``[T / every, ...]`` in
+        ``Extras.memory``.
     """
 
     def without_memory(state: SamplerState, x: PyTree) -> tuple[SamplerState, tuple]:
@@ -213,8 +244,11 @@ def scan_sequences(every: int, scan: Callable, step: Callable, state: SamplerSta
     return end, (transitions._replace(extras=transitions.extras._replace(memory=memory)), episodes)
 
 
-def sample_compiled(make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_length: int) -> Fragment:
-    """Build a fragment that samples. Where initial states last over several ticks, it draws them only then.
+def sample_compiled(
+    make: Callable[[VecEnv], Fragment], env: VecEnv, rollout_length: int
+) -> Fragment:
+    """Build a fragment that samples. Where initial states last over several ticks, it draws them
+    only then.
 
     Args:
         make: ``(env) -> fragment`` whose step calls `unroll` and whose state is a `SamplerState`.
@@ -241,15 +275,22 @@ def _with_lasting_row(
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, key))
         return plain.init(key)._replace(row=empty)
 
-    def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(
+        private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         since = turn % ticks
-        # Several seeds share one count of ticks, so this stays a condition: a reset may cost hundreds of steps.
+        # Several seeds share one count of ticks, so this stays a condition: a reset may cost
+        # hundreds of steps.
         row = jax.lax.cond(since == 0, draw, lambda key: private.row, jax.random.split(key)[0])
 
-        def step_later(state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: Index) -> tuple:
+        def step_later(
+            state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: Index
+        ) -> tuple:
             return env.step(state, action, key, bank, since * rollout_length + t)
 
-        stored = env._replace(draw_fresh=lambda key, steps: jax.tree.map(lambda x: x[None], row), step=step_later)
+        stored = env._replace(
+            draw_fresh=lambda key, steps: jax.tree.map(lambda x: x[None], row), step=step_later
+        )
         own_step: Callable[..., tuple] = make(stored).step
         after, channels, metrics = own_step(private._replace(row=()), inputs, hyper, key)
         return after._replace(row=row), channels, metrics

@@ -6,9 +6,9 @@ sample ──rollout──▶ statistics ──statistics──▶ (next tick)
    └──rollout──▶ experience ──batches──▶ learn ──actor, critic──▶ (next tick)
 ```
 
-One learner is a fragment ``learn`` that makes all K updates of a tick, or a fragment per part. Several learners have
-equal shares of every batch. A ``server`` averages their gradients after every update or their parameters once a tick,
-or applies their gradients in turns (`averaging`).
+One learner is a fragment ``learn`` that makes all K updates of a tick, or a fragment per part.
+Several learners have equal shares of every batch. A ``server`` averages their gradients after every
+update or their parameters once a tick, or applies their gradients in turns (`averaging`).
 """
 
 import math
@@ -19,7 +19,16 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, is_image, require_vectorized, reward_shape
+from jaxrl_fast.core import (
+    Batches,
+    EnvSpec,
+    Products,
+    PyTree,
+    Transition,
+    is_image,
+    require_vectorized,
+    reward_shape,
+)
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting, uniform_first
@@ -41,8 +50,22 @@ from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, on_policy_ex
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.learning.offline import Recorded, starting_offline
 from jaxrl_fast.learning.relabeling import transformed
-from jaxrl_fast.learning.rollout import SamplerState, sample_compiled, scan_packed, scan_sequences, start, unroll
-from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
+from jaxrl_fast.learning.rollout import (
+    SamplerState,
+    sample_compiled,
+    scan_packed,
+    scan_sequences,
+    start,
+    unroll,
+)
+from jaxrl_fast.learning.updates import (
+    PRIORITIES,
+    Average,
+    Delays,
+    OnNan,
+    all_finite,
+    learn_fragment,
+)
 from jaxrl_fast.numerics.normalization import (
     Statistics,
     init_stats,
@@ -52,26 +75,37 @@ from jaxrl_fast.numerics.normalization import (
     update_stats,
 )
 from jaxrl_fast.numerics.optimizers import at_start, resolve, schedules
-from jaxrl_fast.runtime.graph import NOT_SHARDED, Channels, Fragment, Graph, ShardingAxes, check_graph
+from jaxrl_fast.runtime.graph import (
+    NOT_SHARDED,
+    Channels,
+    Fragment,
+    Graph,
+    ShardingAxes,
+    check_graph,
+)
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 
 Overlap = Literal["none", "sampling", "actor_critic", "all"]
 
 
 class GraphOptions(NamedTuple):
-    """Options of a graph, in addition to algorithm and environment, without the placement, which changes no result.
+    """Options of a graph, in addition to algorithm and environment, without the placement, which
+    changes no result.
 
     Attributes:
-        overlap: Which fragments read data of the last tick, so that they can run at the same time as its writers.
+        overlap: Which fragments read data of the last tick, so that they can run at the same time
+            as its writers.
         learners: Number of learners that share the gradient updates.
         average: Quantity that is averaged over the learners.
         total_steps: Environment steps of the run over all environments, at which schedules end.
         nan: Whether NaN or infinity stops the run, or skips the update.
-        empty_until: Tick at which replay starts to fill; later than 0 in a resumed run without its replay data.
-        joined: Whether similar arrays are joined into one, for devices that start kernels singly; changes results only
-            by rounding.
+        empty_until: Tick at which replay starts to fill; later than 0 in a resumed run without its
+            replay data.
+        joined: Whether similar arrays are joined into one, for devices that start kernels singly;
+            changes results only by rounding.
         shards: Most logical shards of replay and minibatches, so most devices that share them.
-        recorded: Steps that the run learns from without, or before, sampling its own; None for none.
+        recorded: Steps that the run learns from without, or before, sampling its own; None for
+            none.
     """
 
     overlap: Overlap = "none"
@@ -97,13 +131,16 @@ class Learners(NamedTuple):
     delays: Delays
 
 
-def build_learners(agent: BoundAgent, options: GraphOptions = GraphOptions(), start: int = 0) -> Learners:
+def build_learners(
+    agent: BoundAgent, options: GraphOptions = GraphOptions(), start: int = 0
+) -> Learners:
     """Build the learning half of a graph.
 
-    The fragments read ``batches`` and write a channel of `Learned` for each part. By default the parts take turns at
-    every update, and each reads the others' newest parameters (SAC and TD3 as published). If ``options.overlap`` lets
-    them run at the same time, each reads the others' parameters of the last exchange. An exchange is a tick, or an
-    update if a server applies the gradients of several learners.
+    The fragments read ``batches`` and write a channel of `Learned` for each part. By default the
+    parts take turns at every update, and each reads the others' newest parameters (SAC and TD3 as
+    published). If ``options.overlap`` lets them run at the same time, each reads the others'
+    parameters of the last exchange. An exchange is a tick, or an update if a server applies the
+    gradients of several learners.
 
     Args:
         agent: Algorithm bound to its environments.
@@ -116,16 +153,24 @@ def build_learners(agent: BoundAgent, options: GraphOptions = GraphOptions(), st
     Raises:
         ValueError: The learners cannot share the batches equally.
     """
-    learners, average, side_by_side = options.learners, options.average, options.overlap in ("actor_critic", "all")
+    learners, average, side_by_side = (
+        options.learners,
+        options.average,
+        options.overlap in ("actor_critic", "all"),
+    )
     if learners != 1:
         check_shares(agent, learners, options.shards)
-    learning = make_learning(agent, start=start, nan=options.nan, turns=average == "turns", joined=options.joined)
+    learning = make_learning(
+        agent, start=start, nan=options.nan, turns=average == "turns", joined=options.joined
+    )
     teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
     if learners > 1 and average != "parameters":
         return Learners(*averaging_gradients(learning, side_by_side, learners))
     if learners > 1:
         pairs = [averaging_parameters(learning, team, learners) for team in teams]
-        return _delayed(tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), agent.parts)
+        return _delayed(
+            tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), agent.parts
+        )
     return _delayed(tuple(learn_fragment(learning, team) for team in teams), agent.parts)
 
 
@@ -167,15 +212,19 @@ class StatisticsState(NamedTuple):
 
     Attributes:
         statistics: Running statistics of observations and returns.
-        discounted: Running discounted return of each environment, ``[E]``, or of each of its agents, ``[E, A]``.
+        discounted: Running discounted return of each environment, ``[E]``, or of each of its
+            agents, ``[E, A]``.
     """
 
     statistics: Statistics
     discounted: jax.Array
 
 
-def sample_fragment(env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] = jax.lax.scan) -> Fragment:
-    """Build the fragment ``sample``, which writes ``rollout`` ``[T, E, ...]``, sampled with exploration.
+def sample_fragment(
+    env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] = jax.lax.scan
+) -> Fragment:
+    """Build the fragment ``sample``, which writes ``rollout`` ``[T, E, ...]``, sampled with
+    exploration.
 
     Args:
         env: Compiled environments.
@@ -194,7 +243,9 @@ def sample_fragment(env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] =
         learned = {name: inputs[name] for name in agent.acting.parts}
 
         def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
-            return agent.acting.explore(learned, carry, _seen(inputs.get("statistics"), obs), first, key, hyper)
+            return agent.acting.explore(
+                learned, carry, _seen(inputs.get("statistics"), obs), first, key, hyper
+            )
 
         private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length, scan)
         return private, {"rollout": rollout}, metrics
@@ -206,7 +257,8 @@ def sample_fragment(env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] =
 def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "stop") -> Fragment:
     """Build the fragment ``statistics``, which merges each rollout into the running statistics.
 
-    With ``nan="skip"`` it skips rollouts with a NaN or infinity, because one NaN would stay in the statistics.
+    With ``nan="skip"`` it skips rollouts with a NaN or infinity, because one NaN would stay in the
+    statistics.
 
     Args:
         env: Environments.
@@ -240,8 +292,11 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "
     return Fragment("statistics", init, step, ("rollout",), ("statistics",), publish, division=axes)
 
 
-def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: int = MAX_SHARDS) -> Fragment:
-    """Build the fragment that turns rollouts into the ``batches`` of a tick; its state is the replay buffer, if any.
+def experience_fragment(
+    env: VecEnv | HostEnv, agent: BoundAgent, max_shards: int = MAX_SHARDS
+) -> Fragment:
+    """Build the fragment that turns rollouts into the ``batches`` of a tick; its state is the
+    replay buffer, if any.
 
     Args:
         env: Environments.
@@ -251,10 +306,14 @@ def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: in
     Returns:
         The fragment.
     """
-    reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
+    reads = ("rollout", *agent.experience.reads) + (
+        ("statistics",) if _needs_statistics(agent) else ()
+    )
 
     def init(key: jax.Array) -> PyTree:
-        return agent.experience.init(rollout_shapes(env, agent) if agent.experience.refills else None)
+        return agent.experience.init(
+            rollout_shapes(env, agent) if agent.experience.refills else None
+        )
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         learned = {name: inputs[name] for name in agent.experience.reads}
@@ -308,7 +367,9 @@ def build_graph(
     return graph_of(env, algorithm, agent, options), agent
 
 
-def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: GraphOptions) -> Graph:
+def graph_of(
+    env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: GraphOptions
+) -> Graph:
     """Build the graph of one run from a bound algorithm.
 
     Args:
@@ -325,22 +386,37 @@ def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, opt
     """
     steps_per_tick = env.num_envs * agent.rollout_length
     if (names := ", ".join(schedules(algorithm.hyper))) and options.total_steps is None:
-        raise ValueError(f"{names} of {algorithm.name} is a schedule: write total_steps=..., or a constant {names}")
+        raise ValueError(
+            f"{names} of {algorithm.name} is a schedule: write total_steps=..., or a constant {names}"
+        )
     lag = options.overlap in ("sampling", "all")
     learning = build_learners(agent, options, options.empty_until + agent.warmup_ticks + lag)
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
     experience = experience_fragment(env, agent, options.shards)
-    experience = experience if agent.experience.prioritized_by is None else with_priorities(experience, agent)
+    experience = (
+        experience
+        if agent.experience.prioritized_by is None
+        else with_priorities(experience, agent)
+    )
     before = (sampler(env, agent, joined=options.joined), *statistics, experience)
-    before = starting_offline(before, env, agent, rollout_shapes, options.recorded) if options.recorded else before
+    before = (
+        starting_offline(before, env, agent, rollout_shapes, options.recorded)
+        if options.recorded
+        else before
+    )
     last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
 
     def hyper_at(hyper: Any, tick: jax.Array) -> Any:
-        return resolve(hyper, jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0))
+        return resolve(
+            hyper,
+            jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0),
+        )
 
-    return check_graph(Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent)))
+    return check_graph(
+        Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent))
+    )
 
 
 def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -> Fragment:
@@ -359,13 +435,20 @@ def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -
     else:
         scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every
         scan = scan if every == 1 else partial(scan_sequences, every, scan)
-        sample = sample_compiled(partial(sample_fragment, agent=agent, scan=scan), env, agent.rollout_length)
-    by_agents = NOT_SHARDED if agent.num_agents is None else ShardingAxes(None, {}, agent.num_agents, "agents")
+        sample = sample_compiled(
+            partial(sample_fragment, agent=agent, scan=scan), env, agent.rollout_length
+        )
+    by_agents = (
+        NOT_SHARDED
+        if agent.num_agents is None
+        else ShardingAxes(None, {}, agent.num_agents, "agents")
+    )
     return sample._replace(by_agents=by_agents)
 
 
 def products_beside(env: VecEnv | HostEnv, agent: BoundAgent) -> Products:
-    """Return the size of an agent's matrix products in a program that also steps compiled environments.
+    """Return the size of an agent's matrix products in a program that also steps compiled
+    environments.
 
     Args:
         env: Environments.
@@ -388,7 +471,9 @@ def init_statistics(env: VecEnv | HostEnv, agent: BoundAgent) -> Statistics:
         Statistics of no data.
     """
     largest = () if agent.max_return is None else jnp.zeros(())
-    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
+    return Statistics(
+        init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest
+    )
 
 
 def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
@@ -403,7 +488,9 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
     """
 
     def one_step(key: jax.Array) -> Transition:
-        learned = {name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts}
+        learned = {
+            name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts
+        }
         obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
         flag = jnp.zeros(env.num_envs, bool)
         reward = jnp.zeros((env.num_envs, *reward_shape(env.spec)), jnp.float32)
@@ -412,9 +499,13 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
         return Transition(obs, action, reward, obs, flag, flag, flag, extras)
 
     step = jax.eval_shape(one_step, jax.random.key(0))
-    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
+    whole = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step
+    )
     starts = agent.rollout_length // agent.experience.memory_every
-    memory = jax.tree.map(lambda x: jax.ShapeDtypeStruct((starts, *x.shape), x.dtype), step.extras.memory)
+    memory = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((starts, *x.shape), x.dtype), step.extras.memory
+    )
     return whole._replace(extras=whole.extras._replace(memory=memory))
 
 
@@ -426,13 +517,17 @@ def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
     return obs if statistics is None else normalize(statistics.obs, obs)
 
 
-def _if_finite(rollout: Transition, after: StatisticsState, before: StatisticsState) -> StatisticsState:
+def _if_finite(
+    rollout: Transition, after: StatisticsState, before: StatisticsState
+) -> StatisticsState:
     """Return ``after`` if the rollout is finite, else ``before``."""
     finite = all_finite((rollout.obs, rollout.reward))
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
 
 
-def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS) -> BoundAgent:
+def bind(
+    algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS
+) -> BoundAgent:
     """Bind an algorithm to environments.
 
     Args:
@@ -455,43 +550,76 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
     acting = acting_of(agent, view)
     memory = bool(acting.initial_carry(1).memory)
     data = with_sequences(agent, memory=memory)
-    require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1, shards=shards)
+    require_positive(
+        rollout_length=agent.rollout_length,
+        sequence_length=data.sequence_length or 1,
+        shards=shards,
+    )
     if isinstance(data, OnPolicy):
         sizes, experience = _from_rollouts(agent, data, view, num_envs, shards)
     else:
         sizes, experience = _from_replay(agent, data, view, num_envs, shards, memory)
         if data.warmup_actions == "uniform" and data.warmup_steps:
             acting = uniform_first(acting, spec.action, data.warmup_steps)
-    # The first rollout is not normalized: losses of its raw numbers would be thousands of times too large.
+    # The first rollout is not normalized: losses of its raw numbers would be thousands of times too
+    # large.
     warmup = max(sizes[-1], int(_needs_statistics(agent)))
-    scaled = bool(agent.normalize_observations), agent.normalize_rewards, agent.max_return, spec.num_agents
-    others: Any = agent.rollout_length, *sizes[:-1], warmup, *scaled, products_of(agent, spec, sizes[1])
-    stored = experience if agent.transform is None else transformed(experience, agent, algorithm.hyper)
+    scaled = (
+        bool(agent.normalize_observations),
+        agent.normalize_rewards,
+        agent.max_return,
+        spec.num_agents,
+    )
+    others: Any = (
+        agent.rollout_length,
+        *sizes[:-1],
+        warmup,
+        *scaled,
+        products_of(agent, spec, sizes[1]),
+    )
+    stored = (
+        experience if agent.transform is None else transformed(experience, agent, algorithm.hyper)
+    )
     return BoundAgent(agent.parts, acting, stored, at_start(algorithm.hyper), *others)
 
 
 Made = tuple[tuple[int, int, int, int], Experience]
-"""Updates in a tick, steps and sequences in a minibatch, ticks of warm-up; and where batches come from."""
+"""Updates in a tick, steps and sequences in a minibatch, ticks of warm-up; and where batches come
+from.
+"""
 
 
-def _from_rollouts(agent: Agent, data: OnPolicy, view: View | None, num_envs: int, shards: int) -> Made:
+def _from_rollouts(
+    agent: Agent, data: OnPolicy, view: View | None, num_envs: int, shards: int
+) -> Made:
     steps = _minibatch_steps(agent, data, num_envs)
-    make = on_policy_experience if view is None or view.stack == 1 else partial(stacked_on_policy, view)
+    make = (
+        on_policy_experience
+        if view is None or view.stack == 1
+        else partial(stacked_on_policy, view)
+    )
     sizes = data.num_epochs * data.num_minibatches, steps, steps // (data.sequence_length or 1), 0
     return sizes, make(agent, data, num_envs, shards)
 
 
-def _from_replay(agent: Agent, data: Replay, view: View | None, num_envs: int, shards: int, memory: bool) -> Made:
-    require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
+def _from_replay(
+    agent: Agent, data: Replay, view: View | None, num_envs: int, shards: int, memory: bool
+) -> Made:
+    require_positive(
+        updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step
+    )
     steps = data.batch_size * data.sequence_length
     sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
-    return sizes, off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
+    return sizes, off_policy_experience(
+        agent, data, view, num_envs, memory=memory, max_shards=shards
+    )
 
 
 def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:
     """Estimate the matrix products of an agent's updates.
 
-    The size is infinite if there may be convolutions, whose products have a row for every position of an image.
+    The size is infinite if there may be convolutions, whose products have a row for every position
+    of an image.
 
     Args:
         agent: Algorithm built for one environment.
@@ -503,7 +631,10 @@ def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:
     """
     networks = [network for part in agent.parts.values() for network in part.networks.values()]
     sequences = spec.num_agents is not None and any(network.recurrent for network in networks)
-    params = [jax.eval_shape(partial(init_params, part), jax.random.key(0)) for part in agent.parts.values()]
+    params = [
+        jax.eval_shape(partial(init_params, part), jax.random.key(0))
+        for part in agent.parts.values()
+    ]
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
     images = any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(spec.obs))
     return Products(sequences, math.inf if images else batch_size * max(sizes), sum(sizes))
@@ -517,10 +648,13 @@ def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
         spec: Environment.
 
     Raises:
-        ValueError: One of both is for several agents and the other for one, or different agents share parameters.
+        ValueError: One of both is for several agents and the other for one, or different agents
+            share parameters.
     """
     if algorithm.for_agents and spec.num_agents is None:
-        raise ValueError(f"algo={algorithm.name} is for several agents, and {spec.name} has one: write algo=ppo")
+        raise ValueError(
+            f"algo={algorithm.name} is for several agents, and {spec.name} has one: write algo=ppo"
+        )
     if spec.num_agents is not None and not algorithm.for_agents:
         raise ValueError(
             f"algo={algorithm.name} is for one agent, and {spec.name} has {spec.num_agents}: write algo=ippo, "
@@ -564,7 +698,9 @@ def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
     sequences, count = num_envs * steps // length, data.num_minibatches
     if sequences % count:
         write = f"steps, which algo.num_minibatches={count} does not divide: write {math.gcd(sequences, count)}"
-        raise ValueError(f"num_envs={num_envs} rollout_length={steps} gives {sequences} sequences of {length} {write}")
+        raise ValueError(
+            f"num_envs={num_envs} rollout_length={steps} gives {sequences} sequences of {length} {write}"
+        )
     return sequences // count * length
 
 

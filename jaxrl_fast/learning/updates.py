@@ -1,4 +1,6 @@
-"""Gradient updates: one update of a part (gradients, optimizer, constraint, target networks), and all of a tick."""
+"""Gradient updates: one update of a part (gradients, optimizer, constraint, target networks), and
+all of a tick.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -59,8 +61,13 @@ def init_part(part: Part, key: jax.Array, hyper: Any) -> PartState:
         The state before the first update.
     """
     params = init_params(part, key)
-    opt_state = {name: part.optimizers[name](hyper).init(trainable(params[name])) for name in part.networks}
-    return PartState(Learned(params, jax.tree.map(jnp.copy, {name: params[name] for name in part.targets})), opt_state)
+    opt_state = {
+        name: part.optimizers[name](hyper).init(trainable(params[name])) for name in part.networks
+    }
+    return PartState(
+        Learned(params, jax.tree.map(jnp.copy, {name: params[name] for name in part.targets})),
+        opt_state,
+    )
 
 
 def update(
@@ -94,8 +101,8 @@ def update(
 
 
 UpdatePart = Callable[..., Updated]
-"""(state of the part during updates, peers: `Learned` of the others by name, batch, key, hyper, updates: how many the
-run had before) -> one gradient update of a part by one learner.
+"""(state of the part during updates, peers: `Learned` of the others by name, batch, key, hyper,
+updates: how many the run had before) -> one gradient update of a part by one learner.
 """
 
 
@@ -105,7 +112,8 @@ class Trainer(NamedTuple):
     Attributes:
         begin: Converts the part's state to the form of the updates.
         end: Converts it back.
-        `learned`: Returns the `Learned` that other parts of the same fragment read during the updates.
+        `learned`: Returns the `Learned` that other parts of the same fragment read during the
+            updates.
         published: Returns the `Learned` that other fragments read.
         update: Makes one update.
     """
@@ -130,7 +138,12 @@ def trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
     """
 
     def step(
-        state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array
+        state: PartState,
+        peers: dict[str, Learned],
+        batch: Any,
+        key: jax.Array,
+        hyper: Any,
+        updates: jax.Array,
     ) -> Updated:
         return update(part, state, peers, batch, key, hyper, updates, drop_nonfinite=drop_nonfinite)
 
@@ -155,7 +168,8 @@ def apply_gradients(
         result: Gradients, metrics and new statistics.
         hyper: Hyper-parameters of this tick.
         updates: Number of updates of the run before this one.
-        drop_nonfinite: Whether to skip a step that gives a NaN or infinity; ``dropped_updates`` is then 1.
+        drop_nonfinite: Whether to skip a step that gives a NaN or infinity; ``dropped_updates`` is
+            then 1.
 
     Returns:
         The updated part, and the metrics of losses and gradients.
@@ -163,13 +177,24 @@ def apply_gradients(
     params, opt_state, metrics = {}, {}, dict(result.metrics)
     for i, name in enumerate(part.networks):
         before, grads = state.learned.params[name], trainable(result.grads[name])
-        optimizer, weights = optax.with_extra_args_support(part.optimizers[name](hyper)), trainable(before)
-        change, opt_state[name] = optimizer.update(grads, state.opt_state[name], weights, metrics=result.metrics)
+        optimizer, weights = (
+            optax.with_extra_args_support(part.optimizers[name](hyper)),
+            trainable(before),
+        )
+        change, opt_state[name] = optimizer.update(
+            grads, state.opt_state[name], weights, metrics=result.metrics
+        )
         params[name] = part.networks[name].project(optax.apply_updates(weights, change))
         if jax.tree.leaves(statistics_of(before)):
-            params[name] = with_statistics(params[name], before, result.grads[name], result.statistics.get(name, {}))
+            params[name] = with_statistics(
+                params[name], before, result.grads[name], result.statistics.get(name, {})
+            )
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
-    learned = _move_targets(part, params, state.learned, hyper, updates) if part.targets else Learned(params)
+    learned = (
+        _move_targets(part, params, state.learned, hyper, updates)
+        if part.targets
+        else Learned(params)
+    )
     updated = Updated(PartState(learned, opt_state), metrics, result.priorities)
     return _drop_nonfinite(updated, state) if drop_nonfinite else updated
 
@@ -177,16 +202,20 @@ def apply_gradients(
 def _drop_nonfinite(updated: Updated, before: PartState) -> Updated:
     """Return the update, or the part ``before`` it if a number is not finite."""
     finite = all_finite((updated.state, updated.metrics))
-    chosen = jax.tree.map(lambda after, before: jnp.where(finite, after, before), updated.state, before)
+    chosen = jax.tree.map(
+        lambda after, before: jnp.where(finite, after, before), updated.state, before
+    )
     return Updated(chosen, {**updated.metrics, DROPPED: 1.0 - finite}, updated.priorities)
 
 
-def step_when_due(part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array) -> Updated:
+def step_when_due(
+    part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array
+) -> Updated:
     """Make an update if the part is due (`Part.every`), else leave the state unchanged.
 
-    If it is not due, nothing is computed as long as ``updates`` is the same for all seeds, metrics are 0 and priorities
-    NaN. Else metrics are multiplied by ``part.every``, so their mean over all updates is the mean over the part's
-    updates.
+    If it is not due, nothing is computed as long as ``updates`` is the same for all seeds, metrics
+    are 0 and priorities NaN. Else metrics are multiplied by ``part.every``, so their mean over all
+    updates is the mean over the part's updates.
 
     Args:
         part: Part.
@@ -201,11 +230,19 @@ def step_when_due(part: Part, make: Callable[[PartState], Updated], state: PartS
 
     def act(state: PartState) -> Updated:
         state, metrics, priorities = make(state)
-        return Updated(state, {k: v if k == DROPPED else v * part.every for k, v in metrics.items()}, priorities)
+        return Updated(
+            state,
+            {k: v if k == DROPPED else v * part.every for k, v in metrics.items()},
+            priorities,
+        )
 
     def rest(state: PartState) -> Updated:
         metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
-        return Updated(state, metrics, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), priority_shape))
+        return Updated(
+            state,
+            metrics,
+            jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), priority_shape),
+        )
 
     return jax.lax.cond(updates % part.every == 0, act, rest, state)
 
@@ -240,7 +277,9 @@ def statistics_of(params: PyTree) -> PyTree:
     return params.get(STATISTICS, {}) if isinstance(params, dict) else {}
 
 
-def with_statistics(weights: PyTree, before: PyTree, grads: PyTree, others: Mapping[str, PyTree] = {}) -> PyTree:
+def with_statistics(
+    weights: PyTree, before: PyTree, grads: PyTree, others: Mapping[str, PyTree] = {}
+) -> PyTree:
     """Join updated weights and the new statistics of batch norms.
 
     Args:
@@ -282,7 +321,9 @@ def _move_targets(
 OnNan = Literal["stop", "skip"]
 """Action on NaN or infinity: stop the run, or skip the update."""
 Average = Literal["gradients", "parameters", "turns"]
-"""What several learners average; "turns" steps along each learner's gradients instead (A3C, arXiv 1602.01783)."""
+"""What several learners average; "turns" steps along each learner's gradients instead (A3C, arXiv
+1602.01783).
+"""
 
 PRIORITIES = "priorities"
 """Channel that sends priorities back to replay."""
@@ -300,8 +341,10 @@ class Learning(NamedTuple):
         agent: Algorithm bound to its environments.
         start: First tick with updates.
         nan: Action on NaN or infinity.
-        turns: Whether a server steps along the gradients of one learner after another, not along their mean.
-        make_trainer: Makes the form of a part's state during updates, such as `flat_params.flat_trainer`.
+        turns: Whether a server steps along the gradients of one learner after another, not along
+            their mean.
+        make_trainer: Makes the form of a part's state during updates, such as
+            `flat_params.flat_trainer`.
         scan: Runs the updates of a tick, as `jax.lax.scan`.
     """
 
@@ -347,7 +390,9 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
     def init(key: jax.Array) -> States:
         return init_states(learning, team, key)
 
-    trainers = trainers_of(learning, team, jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0))))
+    trainers = trainers_of(
+        learning, team, jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0)))
+    )
 
     def begin(private: States) -> States:
         return {name: trainers[name].begin(private[name]) for name in team}
@@ -355,17 +400,26 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
     def end(private: States) -> States:
         return {name: trainers[name].end(private[name]) for name in team}
 
-    def inner_step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def inner_step(
+        private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         peers = {name: inputs[name] for name in outside}
         batches = inputs["batches"]
-        private, metrics, priorities = run_updates(learning, trainers, private, peers, batches, key, hyper, turn)
-        norms = {metric_name(team, name, "param_norm"): global_norm(private[name].learned.params) for name in team}
+        private, metrics, priorities = run_updates(
+            learning, trainers, private, peers, batches, key, hyper, turn
+        )
+        norms = {
+            metric_name(team, name, "param_norm"): global_norm(private[name].learned.params)
+            for name in team
+        }
         outputs = {name: trainers[name].published(private[name]) for name in team}
         for channel in fed_back:
             outputs[channel] = jax.tree.map(lambda x: x[None], make_feedback(batches, priorities))
         return private, outputs, {**over_updates(metrics, learning.nan), **norms}
 
-    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(
+        private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
+    ) -> tuple:
         private, outputs, metrics = inner_step(begin(private), inputs, hyper, key, turn)
         return end(private), outputs, metrics
 
@@ -374,8 +428,12 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         return learned | learning.no_feedback(team) if fed_back else learned
 
     name, reads, writes = named("learn", parts, team), ("batches", *outside), team + fed_back
-    fragment = Fragment(name, init, step, reads, writes, publish, learning.start, init_name="learn", counts=True)
-    by_agents = NOT_SHARDED if learning.agent.num_agents is None else divided_by_agents(learning, team)
+    fragment = Fragment(
+        name, init, step, reads, writes, publish, learning.start, init_name="learn", counts=True
+    )
+    by_agents = (
+        NOT_SHARDED if learning.agent.num_agents is None else divided_by_agents(learning, team)
+    )
     inner = None if learning.make_trainer is trainer else Inner(begin, inner_step, end)
     return fragment._replace(tags=tags_of(learning, team), by_agents=by_agents, inner=inner)
 
@@ -407,7 +465,9 @@ def make_updates(
     """
     trainers = trainers_of(learning, team, states)
     begun = {name: trainers[name].begin(states[name]) for name in team}
-    ended, metrics, priorities = run_updates(learning, trainers, begun, peers, batches, key, hyper, turn)
+    ended, metrics, priorities = run_updates(
+        learning, trainers, begun, peers, batches, key, hyper, turn
+    )
     return {name: trainers[name].end(ended[name]) for name in team}, metrics, priorities
 
 
@@ -434,21 +494,32 @@ def run_updates(
         turn: Number of ticks with updates before this one.
 
     Returns:
-        Next states, metrics ``[K]``, and priorities ``[K, B]`` of the part that prioritizes replay, or ``()``.
+        Next states, metrics ``[K]``, and priorities ``[K, B]`` of the part that prioritizes replay,
+        or ``()``.
     """
     take, rounds, team = learning.agent.experience.take, batches.indices.shape[0], tuple(trainers)
     columns: list[str] = []
 
-    def one_update(states: States, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[States, tuple]:
+    def one_update(
+        states: States, xs: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[States, tuple]:
         index, part_keys, count = xs
         batch = take(batches.data, index)
         metrics: Metrics = {}
         found: PyTree = ()
         for name, part_key in zip(team, part_keys, strict=True):
-            seen = peers | {other: trainers[other].learned(state) for other, state in states.items()}
-            given: dict[str, Any] = dict(peers=seen, batch=batch, key=part_key, hyper=hyper, updates=count)
+            seen = peers | {
+                other: trainers[other].learned(state) for other, state in states.items()
+            }
+            given: dict[str, Any] = dict(
+                peers=seen, batch=batch, key=part_key, hyper=hyper, updates=count
+            )
             make, part = partial(trainers[name].update, **given), learning.parts[name]
-            due = make(states[name]) if part.every == 1 else step_when_due(part, make, states[name], count)
+            due = (
+                make(states[name])
+                if part.every == 1
+                else step_when_due(part, make, states[name], count)
+            )
             states, own, priorities = {**states, name: due.state}, due.metrics, due.priorities
             metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
             found = priorities if name == learning.agent.experience.prioritized_by else found
@@ -488,7 +559,10 @@ def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> St
         States before the first update.
     """
     parts, hyper = learning.parts, learning.agent.hyper
-    return {name: init_part(parts[name], jax.random.fold_in(key, stable_hash(name)), hyper) for name in team}
+    return {
+        name: init_part(parts[name], jax.random.fold_in(key, stable_hash(name)), hyper)
+        for name in team
+    }
 
 
 def init_learned(agent: BoundAgent, names: tuple[str, ...], key: jax.Array) -> Channels:
@@ -502,7 +576,10 @@ def init_learned(agent: BoundAgent, names: tuple[str, ...], key: jax.Array) -> C
     Returns:
         `Learned` by part.
     """
-    return {name: Learned(init_params(agent.parts[name], jax.random.fold_in(key, stable_hash(name)))) for name in names}
+    return {
+        name: Learned(init_params(agent.parts[name], jax.random.fold_in(key, stable_hash(name))))
+        for name in names
+    }
 
 
 def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
@@ -515,7 +592,11 @@ def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
     Returns:
         Scalars by name.
     """
-    return {name: jnp.mean(values) for name, values in metrics.items()} if nan == "stop" else _finite_means(metrics)
+    return (
+        {name: jnp.mean(values) for name, values in metrics.items()}
+        if nan == "stop"
+        else _finite_means(metrics)
+    )
 
 
 def _finite_means(metrics: Metrics) -> Metrics:
@@ -536,7 +617,11 @@ def read_outside(parts: dict[str, Part], team: tuple[str, ...]) -> tuple[str, ..
     Returns:
         Names of parts.
     """
-    return tuple(other for other in parts if other not in team and any(other in parts[name].reads for name in team))
+    return tuple(
+        other
+        for other in parts
+        if other not in team and any(other in parts[name].reads for name in team)
+    )
 
 
 def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
@@ -547,7 +632,8 @@ def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
         team: Parts of the fragment.
 
     Returns:
-        `LEARNING`, and `ACTING` if all parts of ``team`` select actions and other parts are updated elsewhere.
+        `LEARNING`, and `ACTING` if all parts of ``team`` select actions and other parts are updated
+        elsewhere.
     """
     chooses = len(team) < len(learning.parts) and set(team) <= set(learning.agent.acting.chooses)
     return (LEARNING, ACTING) if chooses else (LEARNING,)
@@ -563,7 +649,9 @@ def divided_by_agents(learning: Learning, team: tuple[str, ...]) -> ShardingAxes
     Returns:
         The axes; `NOT_SHARDED` unless every agent has separate networks.
     """
-    separate = [network.separate for name in team for network in learning.parts[name].networks.values()]
+    separate = [
+        network.separate for name in team for network in learning.parts[name].networks.values()
+    ]
     if not all(separate):
         return NOT_SHARDED
     return ShardingAxes(0, dict.fromkeys(team, 0), learning.agent.num_agents or 0, "agents")

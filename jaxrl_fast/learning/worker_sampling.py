@@ -1,8 +1,10 @@
-"""Sampling by processes that hold the policy: a rollout needs one message to each, not one for every step.
+"""Sampling by processes that hold the policy: a rollout needs one message to each, not one for
+every step.
 
-The function that selects actions is split (`act_split`): what depends on parameters, rates and random keys is computed
-here before a rollout, for all of its steps, with the keys of `host_sampling`. What needs observations runs in the
-processes of the environments (`envs.pool.rolling`), as NumPy or, where NumPy lacks an operation, by JAX.
+The function that selects actions is split (`act_split`): what depends on parameters, rates and
+random keys is computed here before a rollout, for all of its steps, with the keys of
+`host_sampling`. What needs observations runs in the processes of the environments
+(`envs.pool.rolling`), as NumPy or, where NumPy lacks an operation, by JAX.
 """
 
 from collections.abc import Callable
@@ -57,8 +59,8 @@ class Ahead(NamedTuple):
 def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
     """Build the fragment ``sample`` for environments whose processes select the actions.
 
-    The first tick resets the environments. So does every tick in which their count of steps differs from the state's:
-    after a resume, episodes restart.
+    The first tick resets the environments. So does every tick in which their count of steps differs
+    from the state's: after a resume, episodes restart.
 
     Args:
         env: Host environments with ``rollouts``.
@@ -83,7 +85,9 @@ def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tran
         try:
             loaded["ahead"] = plan_rollouts(env, agent, rollout_shapes, (inputs, hyper, key))
         except ValueError as error:
-            rollouts.log(f"no whole rollouts by the environments' processes, actions by the trainer: {error}")
+            rollouts.log(
+                f"no whole rollouts by the environments' processes, actions by the trainer: {error}"
+            )
             loaded["central"] = host_sample_fragment(env, agent, rollout_shapes)
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
@@ -91,7 +95,9 @@ def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tran
             load(inputs, hyper, key)
         if "central" in loaded:
             return loaded["central"].step(private, inputs, hyper, key)
-        if rollouts.plan() is not loaded["ahead"].plan:  # none, or of another run in the same environments
+        if (
+            rollouts.plan() is not loaded["ahead"].plan
+        ):  # none, or of another run in the same environments
             loaded["shared"] = rollouts.load(loaded["ahead"].plan)
         ahead, shared = loaded["ahead"], loaded["shared"]
         given = ahead.compute(inputs, hyper, key)
@@ -128,10 +134,14 @@ def one_seed(env: HostEnv, inputs: PyTree) -> PyTree:
         Shapes and dtypes.
     """
     cut = env_axis(env)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[cut:], jnp.result_type(x)), inputs)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[cut:], jnp.result_type(x)), inputs
+    )
 
 
-def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, example: tuple[Any, Any, Any]) -> Ahead:
+def plan_rollouts(
+    env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, example: tuple[Any, Any, Any]
+) -> Ahead:
     """Split the selection of actions, and plan the rollouts.
 
     Args:
@@ -165,7 +175,9 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, e
     if any(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) for value in whole.given):
         raise ValueError("random numbers depend on observations")
     axes: list[int | None] = [None] * len(whole.given)
-    if whole_size > 1:  # a single environment of a group has its own part of each value, and needs no axis
+    if (
+        whole_size > 1
+    ):  # a single environment of a group has its own part of each value, and needs no axis
         axes = environment_axes(whole, of_size(whole_size + 1), (whole_size, whole_size + 1))
     given = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
     joined = all(one.axis is not None or not one.each_step for one in given)
@@ -189,13 +201,23 @@ def plan_rollouts(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, e
     entries = tuple(sorted(env.spec.obs)) if isinstance(env.spec.obs, dict) else ()
     every = agent.experience.memory_every
     plan = RolloutPlan(
-        agent.rollout_length, env.num_seeds, env.num_groups, programs, given, entries, *counts, every, fields
+        agent.rollout_length,
+        env.num_seeds,
+        env.num_groups,
+        programs,
+        given,
+        entries,
+        *counts,
+        every,
+        fields,
     )
     return Ahead(compute, plan)
 
 
 LEAST = 2
-"""Least number of environments of a program: networks may treat a single one in another way (`rolling.Actor`)."""
+"""Least number of environments of a program: networks may treat a single one in another way
+(`rolling.Actor`).
+"""
 
 
 def act_program(program: Split, images: bool = False) -> ActProgram:
@@ -217,7 +239,9 @@ def act_program(program: Split, images: bool = False) -> ActProgram:
         return ActProgram("", [], to_xla(program))
 
 
-def computed_ahead(env: HostEnv, whole: Split, given: list[Given], length: int) -> Callable[..., list[Any]]:
+def computed_ahead(
+    env: HostEnv, whole: Split, given: list[Given], length: int
+) -> Callable[..., list[Any]]:
     """Return the function that computes what rollouts need before their first step.
 
     Args:
@@ -237,14 +261,21 @@ def computed_ahead(env: HostEnv, whole: Split, given: list[Given], length: int) 
         known = run_operations(fixed, known)
 
         def at(i: Any) -> list[Any]:
-            drawn = {value.number: x for value, x in zip(whole.inputs[When.STEP], (key, i), strict=True)}
+            drawn = {
+                value.number: x for value, x in zip(whole.inputs[When.STEP], (key, i), strict=True)
+            }
             all_known = run_operations(by_step, known | drawn)
-            return [all_known[value.number] for value, one in zip(whole.given, given, strict=True) if one.each_step]
+            return [
+                all_known[value.number]
+                for value, one in zip(whole.given, given, strict=True)
+                if one.each_step
+            ]
 
         calls = jnp.arange(length * env.num_groups, dtype=jnp.int32).reshape(length, env.num_groups)
         drawn = iter(jax.vmap(jax.vmap(at))(calls))  # [T, G, ...]
         return [
-            next(drawn) if one.each_step else known[value.number] for value, one in zip(whole.given, given, strict=True)
+            next(drawn) if one.each_step else known[value.number]
+            for value, one in zip(whole.given, given, strict=True)
         ]
 
     def compute(inputs: Channels, hyper: Any, key: Any) -> list[Any]:
@@ -261,8 +292,8 @@ def arranged(env: HostEnv, value: Any, given: Given) -> Any:
 
     Args:
         env: Host environments.
-        value: Array ``[S, ...]``, of each step ``[S, T, G, ...]``, with the environments of a group at ``given.axis``
-            of the rest.
+        value: Array ``[S, ...]``, of each step ``[S, T, G, ...]``, with the environments of a group
+            at ``given.axis`` of the rest.
         given: How it is arranged.
 
     Returns:
@@ -284,7 +315,8 @@ def arranged(env: HostEnv, value: Any, given: Given) -> Any:
 def algorithm_fields(
     env: HostEnv, agent: BoundAgent, rollout_shapes: Transition
 ) -> tuple[dict[str, Any], tuple[int, int, int]]:
-    """List the shared arrays that depend on the algorithm: carry, decisions and memory, each with all rows.
+    """List the shared arrays that depend on the algorithm: carry, decisions and memory, each with
+    all rows.
 
     Args:
         env: Host environments.
@@ -342,7 +374,11 @@ def by_seed(env: HostEnv, rows: np.ndarray, before: int) -> np.ndarray:
 
 
 def read_rollout(
-    env: HostEnv, shared: dict[str, np.ndarray], now: HostSamplerState, rollout_shapes: Transition, length: int
+    env: HostEnv,
+    shared: dict[str, np.ndarray],
+    now: HostSamplerState,
+    rollout_shapes: Transition,
+    length: int,
 ) -> tuple[HostRecord, Extras, PyTree]:
     """Copy a rollout out of the shared arrays.
 
@@ -354,12 +390,15 @@ def read_rollout(
         length: Steps of the rollout.
 
     Returns:
-        The steps ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``, the extras, and the last observations.
+        The steps ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``, the extras, and the last
+        observations.
     """
     axis = env_axis(env)
     facts = by_seed(env, shared["facts"], 1)
     ended = facts["terminated"] | facts["truncated"]
-    first = np.concatenate([np.expand_dims(np.asarray(now.first), axis), ended[:, :-1] if axis else ended[:-1]], axis)
+    first = np.concatenate(
+        [np.expand_dims(np.asarray(now.first), axis), ended[:, :-1] if axis else ended[:-1]], axis
+    )
     final_rows = shared["facts"]["terminated"] | shared["facts"]["truncated"]
 
     def observed(obs: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -369,17 +408,25 @@ def read_rollout(
         return by_seed(env, obs[:-1], 1), own, by_seed(env, obs[-1], 0)
 
     if isinstance(env.spec.obs, dict):
-        entries = {name: observed(shared["obs"][name], shared["final_obs"][name]) for name in sorted(env.spec.obs)}
+        entries = {
+            name: observed(shared["obs"][name], shared["final_obs"][name])
+            for name in sorted(env.spec.obs)
+        }
         seen: Any = [{name: parts[i] for name, parts in entries.items()} for i in range(3)]
     else:
         seen = observed(shared["obs"], shared["final_obs"])
     obs, next_obs, last = seen
     metrics = facts["metrics"] if env.spec.metrics else ()
     totals = facts["episode_return"], facts["episode_length"], metrics
-    step = HostStep(obs, next_obs, facts["reward"], facts["terminated"], facts["truncated"], *totals)
+    step = HostStep(
+        obs, next_obs, facts["reward"], facts["terminated"], facts["truncated"], *totals
+    )
     record = HostRecord(obs, first, by_seed(env, shared["action"], 1), step)
     kinds = {}
-    for name, tree in (("decision", rollout_shapes.extras.decision), ("memory", rollout_shapes.extras.memory)):
+    for name, tree in (
+        ("decision", rollout_shapes.extras.decision),
+        ("memory", rollout_shapes.extras.memory),
+    ):
         leaves = [by_seed(env, shared[f"{name}{i}"], 1) for i in range(len(jax.tree.leaves(tree)))]
         kinds[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     return record, Extras(**kinds), last

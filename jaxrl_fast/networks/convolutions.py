@@ -18,8 +18,9 @@ Precision = Literal["f32", "bf16"]
 def scaled_normal(scale: float) -> nn.initializers.Initializer:
     """Return an initializer of truncated normal weights with variance ``scale / inputs``.
 
-    Orthogonal weights need a QR decomposition. Two of them under ``vmap`` (several seeds) hang on a CPU of two cores,
-    because each blocks a thread of XLA's pool while it waits for another (JAX 0.10.2).
+    Orthogonal weights need a QR decomposition. Two of them under ``vmap`` (several seeds) hang on a
+    CPU of two cores, because each blocks a thread of XLA's pool while it waits for another (JAX
+    0.10.2).
 
     Args:
         scale: Variance times the number of inputs.
@@ -31,11 +32,14 @@ def scaled_normal(scale: float) -> nn.initializers.Initializer:
 
 
 ORTHOGONAL_STEPS = 40
-"""Newton-Schulz steps, each of which multiplies small singular values by 1.5: a ratio of 1e-6 needs 34."""
+"""Newton-Schulz steps, each of which multiplies small singular values by 1.5: a ratio of 1e-6 needs
+34.
+"""
 
 
 def orthogonal_weights(scale: float) -> nn.initializers.Initializer:
-    """Return an initializer of uniformly distributed orthogonal weights, times the root of ``scale``.
+    """Return an initializer of uniformly distributed orthogonal weights, times the root of
+    ``scale``.
 
     They are the orthogonal factor of normal weights, by products alone (see `scaled_normal`).
 
@@ -45,14 +49,17 @@ def orthogonal_weights(scale: float) -> nn.initializers.Initializer:
     Returns:
         The initializer.
 
-    Source: Saxe et al. (2014), arXiv 1312.6120; Björck and Bowie (1971), equation 2.8 (the iteration).
+    Source: Saxe et al. (2014), arXiv 1312.6120; Björck and Bowie (1971), equation 2.8 (the
+    iteration).
     """
 
     def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
         wide = shape[0] < shape[1]
         x = jax.random.normal(key, shape[::-1] if wide else shape, dtype)
         x, dot = x / jnp.linalg.norm(x), partial(jnp.matmul, precision="highest")
-        x = jax.lax.fori_loop(0, ORTHOGONAL_STEPS, lambda _, x: 1.5 * x - 0.5 * dot(x, dot(x.T, x)), x)
+        x = jax.lax.fori_loop(
+            0, ORTHOGONAL_STEPS, lambda _, x: 1.5 * x - 0.5 * dot(x, dot(x.T, x)), x
+        )
         return math.sqrt(scale) * (x.T if wide else x)
 
     return init
@@ -74,9 +81,13 @@ def dot_of(precision: Precision) -> Callable[..., jax.Array]:
     return jax.lax.dot_general if precision == "f32" else _bf16_dot
 
 
-def _bf16_dot(x: jax.Array, w: jax.Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> jax.Array:
+def _bf16_dot(
+    x: jax.Array, w: jax.Array, dimension_numbers: Any, precision: Any = None, **_: Any
+) -> jax.Array:
     x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
-    return jax.lax.dot_general(x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 Cnn = Literal["auto", "nature", "small", "none"]
@@ -100,14 +111,18 @@ CNNS: dict[str, tuple[Convolution, ...]] = {
     "nature": (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1)),
     "small": (Convolution(16, 3, 1),),
 }
-"""Layers of Mnih et al. (Nature, 2015), for 84 x 84 pixels, and of MinAtar (arXiv 1903.03176), for 10 x 10."""
+"""Layers of Mnih et al. (Nature, 2015), for 84 x 84 pixels, and of MinAtar (arXiv 1903.03176), for
+10 x 10.
+"""
 
 
 class Convolutions(nn.Module):
-    """Convolutions from images ``[L, B, H, W, C]`` to features ``[L, B, F]``, each with a ReLU, as published.
+    """Convolutions from images ``[L, B, H, W, C]`` to features ``[L, B, F]``, each with a ReLU, as
+    published.
 
-    A layer is a product of patches and filters. On a CPU this takes XLA 0.10 half as long as a convolution, also under
-    a ``vmap`` over seeds (forward and backward, 256 images of 84 x 84 x 4, 2 cores: 180 instead of 380 ms).
+    A layer is a product of patches and filters. On a CPU this takes XLA 0.10 half as long as a
+    convolution, also under a ``vmap`` over seeds (forward and backward, 256 images of 84 x 84 x 4,
+    2 cores: 180 instead of 380 ms).
     """
 
     layers: tuple[Convolution, ...]
@@ -121,7 +136,9 @@ class Convolutions(nn.Module):
         for channels, size, stride in self.layers:
             x = patches(x, size, stride)
             x = to_real(x)  # after cutting, because patches of bytes are cheaper
-            dense = nn.Dense(channels, kernel_init=self.weights(2.0), dot_general=dot_of(self.precision))
+            dense = nn.Dense(
+                channels, kernel_init=self.weights(2.0), dot_general=dot_of(self.precision)
+            )
             x = nn.relu(dense(x))
         return x.reshape(batch, length, -1).swapaxes(0, 1)
 
@@ -141,14 +158,18 @@ def patches(x: jax.Array, size: int, stride: int) -> jax.Array:
     tiles = size // stride
     rows, columns = ((side - size) // stride + 1 for side in (height, width))
     high, wide = rows + tiles - 1, columns + tiles - 1
-    x = _cut(x, 0, high * stride, 0, wide * stride).reshape(number, high, stride, wide, stride * channels)
+    x = _cut(x, 0, high * stride, 0, wide * stride).reshape(
+        number, high, stride, wide, stride * channels
+    )
     x = x.swapaxes(2, 3).reshape(number, high, wide, stride * stride * channels)
     corners = [(i, j) for i in range(tiles) for j in range(tiles)]
     return jnp.concatenate([_cut(x, i, i + rows, j, j + columns) for i, j in corners], axis=-1)
 
 
 def _cut(x: jax.Array, top: int, bottom: int, left: int, right: int) -> jax.Array:
-    """Cut a rectangle of images ``[N, H, W, C]``; indexing is a gather if ``N`` is symbolic, as in an export."""
+    """Cut a rectangle of images ``[N, H, W, C]``; indexing is a gather if ``N`` is symbolic, as in
+    an export.
+    """
     return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, bottom, axis=1), left, right, axis=2)
 
 
@@ -176,7 +197,9 @@ def choose_convolutions(obs_spec: PyTree, cnn: Cnn) -> tuple[Convolution, ...]:
     if cnn == "auto":
         return CNNS[fitting[0]] if fitting else ()
     if cnn not in fitting:
-        raise ValueError(f"cnn={cnn} is too large for images with a side of {min(sides)} pixels: write cnn=auto")
+        raise ValueError(
+            f"cnn={cnn} is too large for images with a side of {min(sides)} pixels: write cnn=auto"
+        )
     return CNNS[cnn]
 
 
@@ -193,12 +216,16 @@ def convolved_by(cnn: Cnn) -> Callable[..., bool]:
 
 
 def _is_grid(leaf: Any, *, axes: int = 0) -> bool:
-    """Return whether an array has the axes ``[height, width, channels]`` after ``axes`` others, whatever its dtype."""
+    """Return whether an array has the axes ``[height, width, channels]`` after ``axes`` others,
+    whatever its dtype.
+    """
     return len(leaf.shape) == axes + 3
 
 
 def _side_after(layers: tuple[Convolution, ...], pixels: int) -> int:
-    """Return the side of an image after these layers, in pixels; 0 if a filter is larger than its input."""
+    """Return the side of an image after these layers, in pixels; 0 if a filter is larger than its
+    input.
+    """
     for _, size, stride in layers:
         pixels = (pixels - size) // stride + 1 if pixels >= size else 0
     return pixels
@@ -213,7 +240,9 @@ def to_real(image: jax.Array) -> jax.Array:
     Returns:
         Bytes scaled to 0..1; bools and real numbers with unchanged values.
     """
-    return image.astype(jnp.float32) / 255.0 if image.dtype == jnp.uint8 else image.astype(jnp.float32)
+    return (
+        image.astype(jnp.float32) / 255.0 if image.dtype == jnp.uint8 else image.astype(jnp.float32)
+    )
 
 
 def features(obs: PyTree) -> jax.Array:
@@ -226,14 +255,19 @@ def features(obs: PyTree) -> jax.Array:
         float32 ``[L, B, features]``.
     """
     seen = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
-    leaves = [(to_real(x) if is_image(x, axes=2) else x.astype(jnp.float32)).reshape(*x.shape[:2], -1) for x in seen]
+    leaves = [
+        (to_real(x) if is_image(x, axes=2) else x.astype(jnp.float32)).reshape(*x.shape[:2], -1)
+        for x in seen
+    ]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
 
 
 class PixelNetwork(nn.Module):
-    """Convolutions of an observation's images, followed by ``body``, such as an `Mlp` or a `WithMemory`.
+    """Convolutions of an observation's images, followed by ``body``, such as an `Mlp` or a
+    `WithMemory`.
 
-    ``convolves`` selects the leaves that are images; the other leaves are concatenated to the images' features.
+    ``convolves`` selects the leaves that are images; the other leaves are concatenated to the
+    images' features.
     """
 
     layers: tuple[Convolution, ...]
@@ -244,7 +278,9 @@ class PixelNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, *inputs: PyTree, learning: bool = False) -> Any:
-        """Run the network on ``(obs)``, or on a `WithMemory`'s arguments, with observations in place of features."""
+        """Run the network on ``(obs)``, or on a `WithMemory`'s arguments, with observations in
+        place of features.
+        """
         recurrent = len(inputs) > 1
         obs = inputs[1] if recurrent else inputs[0]
         images = [leaf for leaf in self.leaves_of(obs) if self.convolves(leaf, axes=2)]
@@ -252,7 +288,12 @@ class PixelNetwork(nn.Module):
 
         def see(obs: PyTree) -> jax.Array:
             leaves = self.leaves_of(obs)
-            seen = [s(x) for s, x in zip(stages, (x for x in leaves if self.convolves(x, axes=2)), strict=True)]
+            seen = [
+                s(x)
+                for s, x in zip(
+                    stages, (x for x in leaves if self.convolves(x, axes=2)), strict=True
+                )
+            ]
             rest = [leaf for leaf in leaves if not self.convolves(leaf, axes=2)]
             return jnp.concatenate([*seen, features(rest)] if rest else seen, axis=-1)
 
@@ -264,4 +305,6 @@ class PixelNetwork(nn.Module):
 
     def leaves_of(self, obs: PyTree) -> list[jax.Array]:
         """Return the arrays of an observation, without its mask."""
-        return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
+        return [
+            leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)
+        ]

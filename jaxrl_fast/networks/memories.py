@@ -1,7 +1,9 @@
-"""Memories of networks: recurrent cells, linear recurrences and a Transformer over a window of past steps.
+"""Memories of networks: recurrent cells, linear recurrences and a Transformer over a window of past
+steps.
 
-A memory maps features ``[L, B, F]`` of a sequence to features ``[L, B, any size]`` and its state after every step,
-leaves ``[L, B, ...]``. The state is zeros at the start of an episode, and forgotten where ``first`` ``[L, B]`` is true.
+A memory maps features ``[L, B, F]`` of a sequence to features ``[L, B, any size]`` and its state
+after every step, leaves ``[L, B, ...]``. The state is zeros at the start of an episode, and
+forgotten where ``first`` ``[L, B]`` is true.
 """
 
 import math
@@ -20,7 +22,8 @@ from jaxrl_fast.networks.convolutions import scaled_normal
 from jaxrl_fast.system import fault_of, import_function, names_code, path_of
 
 KINDS = "gru", "lstm", "mingru", "lru", "gtrxl"
-"""Names of memories. "gtrxl-64x2", or "gtrxl", is a `GtrXl` with a window of 64 steps and 2 layers."""
+"""Names of memories. "gtrxl-64x2", or "gtrxl", is a `GtrXl` with a window of 64 steps and 2 layers.
+"""
 MAX_WINDOW = 4096
 
 
@@ -29,10 +32,12 @@ class Memory(NamedTuple):
 
     Attributes:
         initial: ``(batch_size) -> state`` at the start of an episode, leaves ``[batch_size, ...]``.
-        run: ``(state, x, first) -> (features, state after every step)``, inside of a module of Flax.
-        has_window: Whether the state is a window of past steps. Then ``run(state, x, first, after, at)`` returns the
-            features ``[N, B, any size]`` at inputs ``after`` ``[N, B, F]`` that each follow step ``at`` ``[N, B]`` of
-            the sequence, without the state after every step.
+        run: ``(state, x, first) -> (features, state after every step)``, inside of a module of
+            Flax.
+        has_window: Whether the state is a window of past steps. Then
+            ``run(state, x, first, after, at)`` returns the features ``[N, B, any size]`` at inputs
+            ``after`` ``[N, B, F]`` that each follow step ``at`` ``[N, B]`` of the sequence, without
+            the state after every step.
     """
 
     initial: Callable[[int], PyTree]
@@ -44,19 +49,23 @@ def make_memory(kind: Any, size: int) -> Memory:
     """Build a memory.
 
     Args:
-        kind: One of `KINDS`; or a function, or its path ``my_package.make``: ``(size) -> module`` of Flax, which is a
-            `flax.linen.RNNCellBase`, or maps ``(state, x [L, B, F], first [L, B])`` to features ``[L, B, any size]``
-            and the state after every step, and has ``initial_state(batch_size)``.
+        kind: One of `KINDS`; or a function, or its path ``my_package.make``: ``(size) -> module``
+            of Flax, which is a `flax.linen.RNNCellBase`, or maps
+            ``(state, x [L, B, F], first [L, B])`` to features ``[L, B, any size]`` and the state
+            after every step, and has ``initial_state(batch_size)``.
         size: Number of units.
 
     Returns:
         The memory.
 
     Raises:
-        ValueError: Unknown kind, sizes that are not positive, or a function that fails or returns something else.
+        ValueError: Unknown kind, sizes that are not positive, or a function that fails or returns
+            something else.
     """
     if size < 1:
-        raise ValueError(f"memory={path_of(kind) if callable(kind) else kind} needs a size: write recurrent_size=64")
+        raise ValueError(
+            f"memory={path_of(kind) if callable(kind) else kind} needs a size: write recurrent_size=64"
+        )
     if not isinstance(kind, str) or names_code(kind):
         make = import_function(kind, "algo.memory") if isinstance(kind, str) else kind
         return _own_memory(make, size, f"memory={path_of(make)}")
@@ -64,14 +73,20 @@ def make_memory(kind: Any, size: int) -> Memory:
         made = partial(GtrXl, size, *_window_and_layers(kind))
         return _memory_of(made)._replace(has_window=True)
     if kind not in KINDS:
-        raise ValueError(f"memory={kind}: write gru, lstm, mingru, lru, gtrxl, gtrxl-64x2 or my_package.make")
+        raise ValueError(
+            f"memory={kind}: write gru, lstm, mingru, lru, gtrxl, gtrxl-64x2 or my_package.make"
+        )
     gru = partial(nn.GRUCell, recurrent_kernel_init=scaled_normal(1.0))
-    kinds: dict[str, Callable[[int], Any]] = dict(gru=gru, lstm=nn.OptimizedLSTMCell, mingru=MinGru, lru=Lru)
+    kinds: dict[str, Callable[[int], Any]] = dict(
+        gru=gru, lstm=nn.OptimizedLSTMCell, mingru=MinGru, lru=Lru
+    )
     return _memory_of(partial(kinds[kind], size))
 
 
 class WithMemory(nn.Module):
-    """A memory over the sequence, followed by a ``head`` such as `network.Mlp`, which also reads an action if given."""
+    """A memory over the sequence, followed by a ``head`` such as `network.Mlp`, which also reads an
+    action if given.
+    """
 
     memory: Memory
     head: Any
@@ -86,7 +101,9 @@ class WithMemory(nn.Module):
         *following: jax.Array,
         learning: bool = False,
     ) -> Any:
-        """Return outputs and states; with ``following``, ``(after, at)`` of `Memory.has_window`, outputs alone."""
+        """Return outputs and states; with ``following``, ``(after, at)`` of `Memory.has_window`,
+        outputs alone.
+        """
         found = self.memory.run(state, x, first, *following)
         seen, states = (found, None) if following else found
         seen = seen if action is None else jnp.concatenate([action, seen], axis=-1)
@@ -95,7 +112,9 @@ class WithMemory(nn.Module):
 
 
 def _memory_of(make: Callable[[], Any]) -> Memory:
-    """Return the memory of a cell or module; the module of the first call is only asked for its state."""
+    """Return the memory of a cell or module; the module of the first call is only asked for its
+    state.
+    """
     module = make()
     if not isinstance(module, nn.RNNCellBase):
         return Memory(module.initial_state, lambda *given: make()(*given))
@@ -120,7 +139,9 @@ def _own_memory(make: Callable[[int], Any], size: int, name: str) -> Memory:
         memory = _memory_of(partial(make, size))
         memory.initial(1)
     except Exception as error:
-        raise ValueError(f"{name} has no state at the start of an episode: {fault_of(error)}") from error
+        raise ValueError(
+            f"{name} has no state at the start of an episode: {fault_of(error)}"
+        ) from error
 
     def run(state: PyTree, x: jax.Array, first: jax.Array) -> tuple[jax.Array, PyTree]:
         try:
@@ -147,11 +168,15 @@ def _window_and_layers(kind: str) -> tuple[int, int]:
     sizes = re.fullmatch(r"gtrxl-(\d+)x(\d+)", "gtrxl-64x2" if kind == "gtrxl" else kind)
     window, layers = map(int, sizes.groups()) if sizes else (0, 0)
     if not (1 <= window <= MAX_WINDOW and layers >= 1):
-        raise ValueError(f"memory={kind}: write gtrxl-64x2 for a window of 64 steps (1 to {MAX_WINDOW}) and 2 layers")
+        raise ValueError(
+            f"memory={kind}: write gtrxl-64x2 for a window of 64 steps (1 to {MAX_WINDOW}) and 2 layers"
+        )
     return window, layers
 
 
-def over_steps(cell: nn.RNNCellBase, state: PyTree, x: jax.Array, first: jax.Array) -> tuple[jax.Array, PyTree]:
+def over_steps(
+    cell: nn.RNNCellBase, state: PyTree, x: jax.Array, first: jax.Array
+) -> tuple[jax.Array, PyTree]:
     """Run a cell on one step after another.
 
     Args:
@@ -181,11 +206,13 @@ Product = Callable[[jax.Array, jax.Array], jax.Array]
 """(factors, values) -> values, both ``[..., size]``; associative."""
 
 
-def linear_recurrence(factor: jax.Array, added: jax.Array, start: jax.Array, product: Product) -> jax.Array:
+def linear_recurrence(
+    factor: jax.Array, added: jax.Array, start: jax.Array, product: Product
+) -> jax.Array:
     """Compute ``h_t = product(factor_t, h_{t-1}) + added_t`` of all steps.
 
-    On a CPU one step after another, 1.1 to 3.5 times as fast there (gradients of 128 steps of 16 environments, 64 and
-    256 units; 2 cores, AMD EPYC of family 26); elsewhere in logarithmic depth.
+    On a CPU one step after another, 1.1 to 3.5 times as fast there (gradients of 128 steps of 16
+    environments, 64 and 256 units; 2 cores, AMD EPYC of family 26); elsewhere in logarithmic depth.
 
     Args:
         factor: Factors ``[L, B, size]``.
@@ -201,7 +228,9 @@ def linear_recurrence(factor: jax.Array, added: jax.Array, start: jax.Array, pro
     if len(factor) == 1:
         return (product(factor[0], start) + added[0])[None]
     choose = jax.lax.platform_dependent
-    return choose(factor, added, start, cpu=partial(_by_steps, product), default=partial(_by_halves, product))
+    return choose(
+        factor, added, start, cpu=partial(_by_steps, product), default=partial(_by_halves, product)
+    )
 
 
 def _by_steps(product: Product, factor: jax.Array, added: jax.Array, start: jax.Array) -> jax.Array:
@@ -214,7 +243,9 @@ def _by_steps(product: Product, factor: jax.Array, added: jax.Array, start: jax.
     return jax.lax.scan(step, start, (factor, added))[1]
 
 
-def _by_halves(product: Product, factor: jax.Array, added: jax.Array, start: jax.Array) -> jax.Array:
+def _by_halves(
+    product: Product, factor: jax.Array, added: jax.Array, start: jax.Array
+) -> jax.Array:
     """Compute a `linear_recurrence` by an associative scan."""
 
     def joined(early: tuple, late: tuple) -> tuple[jax.Array, jax.Array]:
@@ -245,21 +276,25 @@ MOST_STEPS = 100.0
 class MinGru(nn.Module):
     """A GRU whose gate and candidate do not read its state, so that it is a `linear_recurrence`.
 
-    Its gates begin with spans from short to long, as their biases cannot come from the state; as many spans are from 1
-    to 10 steps as from 10 to 100. (Tallec and Ollivier have more long ones, with which Pendulum without its velocity
-    takes three times as many steps.)
+    Its gates begin with spans from short to long, as their biases cannot come from the state; as
+    many spans are from 1 to 10 steps as from 10 to 100. (Tallec and Ollivier have more long ones,
+    with which Pendulum without its velocity takes three times as many steps.)
 
-    Source: Feng et al. (2024), section 3.1, arXiv 2410.01201; biases: Tallec and Ollivier (2018), section 2,
-    arXiv 1804.11188.
+    Source: Feng et al. (2024), section 3.1, arXiv 2410.01201; biases: Tallec and Ollivier (2018),
+    section 2, arXiv 1804.11188.
     """
 
     size: int
 
     @nn.compact
-    def __call__(self, state: jax.Array, x: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, state: jax.Array, x: jax.Array, first: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         gate, candidate = jnp.split(_dense(x, 2 * self.size), 2, axis=-1)
         gate = nn.sigmoid(gate - self.param("log_steps", _log_steps, (self.size,))[None, None])
-        states = linear_recurrence(jnp.where(first[..., None], 0.0, 1.0 - gate), gate * candidate, state, jnp.multiply)
+        states = linear_recurrence(
+            jnp.where(first[..., None], 0.0, 1.0 - gate), gate * candidate, state, jnp.multiply
+        )
         return states, states
 
     def initial_state(self, batch_size: int) -> jax.Array:
@@ -277,7 +312,8 @@ LEAST_RADIUS, MOST_RADIUS = 0.9, 0.999
 
 
 class Lru(nn.Module):
-    """A linear recurrent unit: a complex diagonal recurrence, stored as pairs of reals, between two linear layers.
+    """A linear recurrent unit: a complex diagonal recurrence, stored as pairs of reals, between two
+    linear layers.
 
     Source: Orvieto et al. (2023), section 3 and appendix A, arXiv 2303.06349.
     """
@@ -285,12 +321,18 @@ class Lru(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(self, state: jax.Array, x: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, state: jax.Array, x: jax.Array, first: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         decay = jnp.exp(-jnp.exp(self.param("log_decay", _log_decays, (self.size,))))
         angle = self.param("angle", nn.initializers.uniform(2.0 * math.pi), (self.size,))
         factor = jnp.concatenate([decay * jnp.cos(angle), decay * jnp.sin(angle)])
-        scale = jnp.sqrt(1.0 - jnp.square(decay))  # inputs of variance 1 then give states of variance 1
-        added = _dense(x, 2 * self.size, use_bias=False) * jnp.concatenate([scale, scale])[None, None]
+        scale = jnp.sqrt(
+            1.0 - jnp.square(decay)
+        )  # inputs of variance 1 then give states of variance 1
+        added = (
+            _dense(x, 2 * self.size, use_bias=False) * jnp.concatenate([scale, scale])[None, None]
+        )
         factors = jnp.where(first[..., None], 0.0, jnp.broadcast_to(factor, added.shape))
         states = linear_recurrence(factors, added, state, complex_product)
         return _dense(states, self.size) + _dense(x, self.size, use_bias=False), states
@@ -302,25 +344,32 @@ class Lru(nn.Module):
 
 def _log_decays(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
     """Draw ``log(-log(radius))`` of radii that are uniform by area."""
-    return jnp.log(-0.5 * jnp.log(jax.random.uniform(key, shape, dtype, LEAST_RADIUS**2, MOST_RADIUS**2)))
+    return jnp.log(
+        -0.5 * jnp.log(jax.random.uniform(key, shape, dtype, LEAST_RADIUS**2, MOST_RADIUS**2))
+    )
 
 
 def _dense(x: jax.Array, size: int, *, use_bias: bool = True) -> jax.Array:
     """Run a dense layer over ``[..., F]`` as one product of rows."""
     rows = x.reshape(-1, x.shape[-1])
-    return nn.Dense(size, use_bias, kernel_init=scaled_normal(1.0))(rows).reshape(*x.shape[:-1], size)
+    return nn.Dense(size, use_bias, kernel_init=scaled_normal(1.0))(rows).reshape(
+        *x.shape[:-1], size
+    )
 
 
 NUM_HEADS, GATE_BIAS = 4, 2.0
-"""Of a `GtrXl`: most attention heads, and the bias by which its gates pass their input at first (section 3.2)."""
+"""Of a `GtrXl`: most attention heads, and the bias by which its gates pass their input at first
+(section 3.2).
+"""
 
 
 class GtrXl(nn.Module):
     """A gated Transformer-XL, which attends to the last ``window`` steps of the episode.
 
-    Gates are GRUs, layer norms precede attention and dense layers, and positions are relative (arXiv 1901.02860,
-    section 3.3). No gradient reaches the window before the sequence. The state has ``hidden``, the inputs of all layers
-    at the past steps, oldest first, ``[B, W, layers * size]``, and ``valid``, 1 where a step is of the episode.
+    Gates are GRUs, layer norms precede attention and dense layers, and positions are relative
+    (arXiv 1901.02860, section 3.3). No gradient reaches the window before the sequence. The state
+    has ``hidden``, the inputs of all layers at the past steps, oldest first,
+    ``[B, W, layers * size]``, and ``valid``, 1 where a step is of the episode.
 
     Source: Parisotto et al. (2020), sections 3.1 and 3.2, arXiv 1910.06764.
     """
@@ -342,13 +391,21 @@ class GtrXl(nn.Module):
         length = len(x)
         begun = first.astype(jnp.float32)
         episode = begun if length == 1 else jnp.cumsum(begun, axis=0)
-        episodes = jnp.concatenate([jnp.where(state["valid"].T > 0.0, 0.0, -1.0), episode])  # [W + L, B]
-        past = jax.lax.stop_gradient(jnp.split(state["hidden"].swapaxes(0, 1), self.layers, axis=-1))
+        episodes = jnp.concatenate(
+            [jnp.where(state["valid"].T > 0.0, 0.0, -1.0), episode]
+        )  # [W + L, B]
+        past = jax.lax.stop_gradient(
+            jnp.split(state["hidden"].swapaxes(0, 1), self.layers, axis=-1)
+        )
         embed = nn.Dense(self.size, kernel_init=scaled_normal(1.0), name="embed")
         hidden, own, entered = embed(x), None if after is None else embed(after), []
         steps = jnp.broadcast_to(jnp.arange(length)[:, None], first.shape)
         now = None, _view(steps - 1, episode, episodes, self.window)[1]
-        later = None if at is None else _view(at, jnp.take_along_axis(episode, at, axis=0), episodes, self.window)
+        later = (
+            None
+            if at is None
+            else _view(at, jnp.take_along_axis(episode, at, axis=0), episodes, self.window)
+        )
         for i in range(self.layers):
             block = Block(self.size, self.window, name=f"layer_{i}")
             context = jnp.concatenate([past[i], hidden])
@@ -365,34 +422,47 @@ class GtrXl(nn.Module):
         return {"hidden": hidden, "valid": jnp.zeros((batch_size, self.window), jnp.float32)}
 
 
-def _view(at: jax.Array, episode: jax.Array, episodes: jax.Array, window: int) -> tuple[jax.Array, jax.Array]:
+def _view(
+    at: jax.Array, episode: jax.Array, episodes: jax.Array, window: int
+) -> tuple[jax.Array, jax.Array]:
     """Return what queries after the steps ``at`` ``[N, B]`` see of the context of W + L steps.
 
     Returns:
-        W less the distance, 1 to W, to each step of the context, ``[B, 1, N, W + L]``, and whether it is seen.
+        W less the distance, 1 to W, to each step of the context, ``[B, 1, N, W + L]``, and whether
+        it is seen.
     """
     index = jnp.arange(len(episodes))[None, None] - at.T[..., None] - 1
     seen = (index >= 0) & (index < window) & (episode.T[..., None] == episodes.T[:, None])
     return jnp.clip(index, 0, window - 1)[:, None], seen[:, None]
 
 
-def _windows(entered: jax.Array, episodes: jax.Array, length: int, window: int) -> dict[str, jax.Array]:
+def _windows(
+    entered: jax.Array, episodes: jax.Array, length: int, window: int
+) -> dict[str, jax.Array]:
     """Return the states after every step, with leaves ``[L, B, W, ...]``."""
     index = np.arange(length)[:, None] + 1 + np.arange(window)[None]
-    hidden, of = (jax.lax.slice_in_dim(x, 1, None)[None] if length == 1 else x[index] for x in (entered, episodes))
+    hidden, of = (
+        jax.lax.slice_in_dim(x, 1, None)[None] if length == 1 else x[index]
+        for x in (entered, episodes)
+    )
     valid = (of == jax.lax.slice_in_dim(episodes, window, None)[:, None]).astype(jnp.float32)
     return {"hidden": hidden.swapaxes(1, 2), "valid": valid.swapaxes(1, 2)}
 
 
 class Block(nn.Module):
-    """A layer of a `GtrXl`: attention to a context, then two dense layers, each added through a gate."""
+    """A layer of a `GtrXl`: attention to a context, then two dense layers, each added through a
+    gate.
+    """
 
     size: int
     window: int
 
     @nn.compact
-    def __call__(self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array) -> jax.Array:
-        """Map inputs ``[N, B, size]`` to outputs; ``context`` is ``[W + L, B, size]``, the others are of `_view`.
+    def __call__(
+        self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array
+    ) -> jax.Array:
+        """Map inputs ``[N, B, size]`` to outputs; ``context`` is ``[W + L, B, size]``, the others
+        are of `_view`.
 
         ``index`` is None where the query n follows the step n - 1.
         """
@@ -410,7 +480,9 @@ class Attention(nn.Module):
     window: int
 
     @nn.compact
-    def __call__(self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array) -> jax.Array:
+    def __call__(
+        self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array
+    ) -> jax.Array:
         heads = math.gcd(NUM_HEADS, self.size)
         by_head = lambda x: x.reshape(*x.shape[:2], heads, self.size // heads).transpose(1, 2, 0, 3)  # noqa: E731
         dense = partial(nn.Dense, self.size, use_bias=False, kernel_init=scaled_normal(1.0))
@@ -418,16 +490,28 @@ class Attention(nn.Module):
         query = by_head(dense(name="query")(own))  # [B, H, N, D]
         sinusoids = jnp.asarray(_sinusoids(self.window + 1, self.size))[:, None]
         places = by_head(dense(name="place")(sinusoids))[0]  # [H, W + 1, D]
-        bias = partial(self.param, init_fn=nn.initializers.zeros, shape=(1, 1, heads, self.size // heads))
-        by_content, by_place = (query + bias(name).swapaxes(1, 2) for name in ("content", "distance"))
+        bias = partial(
+            self.param, init_fn=nn.initializers.zeros, shape=(1, 1, heads, self.size // heads)
+        )
+        by_content, by_place = (
+            query + bias(name).swapaxes(1, 2) for name in ("content", "distance")
+        )
         further, nearest = _split_last(jnp.einsum("bhnd,hjd->bhnj", by_place, places))
-        further = _shifted(further) if index is None else jnp.take_along_axis(further, index, axis=-1)
-        apart = jnp.einsum("bhnd,bhjd->bhnj", by_content, by_head(keys(context))) + further  # [B, H, N, W + L]
+        further = (
+            _shifted(further) if index is None else jnp.take_along_axis(further, index, axis=-1)
+        )
+        apart = (
+            jnp.einsum("bhnd,bhjd->bhnj", by_content, by_head(keys(context))) + further
+        )  # [B, H, N, W + L]
         apart = jnp.where(seen, apart, -1e9)
         itself = jnp.sum(by_content * by_head(keys(own)), axis=-1, keepdims=True) + nearest
         most = jax.lax.stop_gradient(jnp.maximum(jnp.max(apart, axis=-1, keepdims=True), itself))
-        of_context, of_itself = (jnp.exp((x - most) / math.sqrt(query.shape[-1])) for x in (apart, itself))
-        read = jnp.einsum("bhnj,bhjd->bhnd", of_context, by_head(values(context))) + of_itself * by_head(values(own))
+        of_context, of_itself = (
+            jnp.exp((x - most) / math.sqrt(query.shape[-1])) for x in (apart, itself)
+        )
+        read = jnp.einsum(
+            "bhnj,bhjd->bhnd", of_context, by_head(values(context))
+        ) + of_itself * by_head(values(own))
         read = read / (jnp.sum(of_context, axis=-1, keepdims=True) + of_itself)
         return dense(name="out")(read.transpose(2, 0, 1, 3).reshape(own.shape))
 
@@ -436,12 +520,16 @@ def _shifted(x: jax.Array) -> jax.Array:
     """Move row ``n`` of ``x [B, H, N, W]`` by ``n`` places to the right, among ``W + N`` places."""
     rows, width = x.shape[2], x.shape[2] + x.shape[3]
     wide = jnp.concatenate([x, jnp.zeros_like(x, shape=(*x.shape[:3], rows + 1))], axis=-1)
-    flat = wide.reshape(*x.shape[:2], rows * (width + 1))  # a row is one place longer than the rows that are cut
+    flat = wide.reshape(
+        *x.shape[:2], rows * (width + 1)
+    )  # a row is one place longer than the rows that are cut
     return jax.lax.slice_in_dim(flat, 0, rows * width, axis=-1).reshape(*x.shape[:3], width)
 
 
 def _split_last(x: jax.Array) -> list[jax.Array]:
-    """Split off the last element of the last axis. Indexing would be a gather where the batch is symbolic."""
+    """Split off the last element of the last axis. Indexing would be a gather where the batch is
+    symbolic.
+    """
     return jnp.split(x, [x.shape[-1] - 1], axis=-1)
 
 
@@ -460,8 +548,14 @@ class Gate(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
         dense = partial(nn.Dense, kernel_init=scaled_normal(1.0), use_bias=False)
-        of_y, of_x = jnp.split(dense(3 * self.size)(y), 3, axis=-1), jnp.split(dense(2 * self.size)(x), 2, axis=-1)
+        of_y, of_x = (
+            jnp.split(dense(3 * self.size)(y), 3, axis=-1),
+            jnp.split(dense(2 * self.size)(x), 2, axis=-1),
+        )
         bias = self.param("bias", nn.initializers.constant(GATE_BIAS), (self.size,))
-        reset, update = nn.sigmoid(of_y[0] + of_x[0]), nn.sigmoid(of_y[1] + of_x[1] - bias[None, None])
+        reset, update = (
+            nn.sigmoid(of_y[0] + of_x[0]),
+            nn.sigmoid(of_y[1] + of_x[1] - bias[None, None]),
+        )
         candidate = jnp.tanh(of_y[2] + dense(self.size)(reset * x))
         return (1.0 - update) * x + update * candidate

@@ -1,7 +1,8 @@
-"""Layers with random draws: noisy nets (arXiv 1706.10295), gSDE (arXiv 2005.05719), and implicit quantile networks at
-random levels (IQN, arXiv 1806.06923).
+"""Layers with random draws: noisy nets (arXiv 1706.10295), gSDE (arXiv 2005.05719), and implicit
+quantile networks at random levels (IQN, arXiv 1806.06923).
 
-The noise of noisy nets is a separate collection of Flax variables; without it a layer computes with its mean weights.
+The noise of noisy nets is a separate collection of Flax variables; without it a layer computes with
+its mean weights.
 """
 
 import math
@@ -20,20 +21,22 @@ from jaxrl_fast.numerics.distributions import quantile_levels
 NOISE = "noise"
 """Flax's collection of the noise."""
 INITIAL_NOISE = 0.5
-"""Initial standard deviation of the noise times the square root of the inputs (σ0 of the paper, section 3.2)."""
+"""Initial standard deviation of the noise times the square root of the inputs (σ0 of the paper,
+section 3.2).
+"""
 
 
 INITIAL_DEVIATION, LEAST_VARIANCE = 0.8, 1e-6
-"""Of `StateNoise`: initial deviation for features of mean square 1, as in Stable-Baselines3 with 256 features (e^-3
-each), and a small variance that is added, as there.
+"""Of `StateNoise`: initial deviation for features of mean square 1, as in Stable-Baselines3 with
+256 features (e^-3 each), and a small variance that is added, as there.
 """
 
 
 class NoisyDense(nn.Module):
     """A dense layer whose weights have factorized normal noise with trained standard deviations.
 
-    Inputs are ``[rows, features]``, attributes as in `flax.linen.Dense`. The noise of a row is the product of two
-    vectors, so that rows with separate noise need no separate weights.
+    Inputs are ``[rows, features]``, attributes as in `flax.linen.Dense`. The noise of a row is the
+    product of two vectors, so that rows with separate noise need no separate weights.
 
     Source: Fortunato et al. (2018), equations 9 to 11, arXiv 1706.10295.
     """
@@ -47,7 +50,10 @@ class NoisyDense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = x.shape[-1], self.features
         initial = nn.initializers.constant(INITIAL_NOISE / math.sqrt(shape[0]))
-        kernel, bias = self.param("kernel", self.kernel_init, shape), self.param("bias", self.bias_init, shape[1:])
+        kernel, bias = (
+            self.param("kernel", self.kernel_init, shape),
+            self.param("bias", self.bias_init, shape[1:]),
+        )
         kernel_noise = self.param("kernel_noise", initial, shape)
         bias_noise = self.param("bias_noise", initial, shape[1:])
         product = (((1,), (0,)), ((), ()))
@@ -56,7 +62,9 @@ class NoisyDense(nn.Module):
         before: jax.Array = self.get_variable(NOISE, "inputs")
         after: jax.Array = self.get_variable(NOISE, "outputs")
         if 1 < len(before) < len(x):  # `QuantileMlp` has several rows for each step
-            before, after = (jnp.repeat(noise, len(x) // len(before), axis=0) for noise in (before, after))
+            before, after = (
+                jnp.repeat(noise, len(x) // len(before), axis=0) for noise in (before, after)
+            )
         if len(before) == 1:  # one product, half as much work as two
             kernel = kernel + kernel_noise * before.T * after
             return self.dot_general(x, kernel, product) + bias[None] + bias_noise[None] * after
@@ -67,9 +75,10 @@ class NoisyDense(nn.Module):
 class StateNoise(nn.Module):
     """Means of actions, and noise that is linear in the features of the state.
 
-    Inputs are ``[L, B, F]``. The outputs of ``features`` are ``[L, B, H]``, of ``mean`` ``[L, B, A]``. Results are the
-    mean, the logarithm of the standard deviation, ``[L, B, A]``, and each feature's share of the noise, ``[L, B, H *
-    A]``: times a standard normal matrix ``[H, A]`` and summed over features, it has this deviation.
+    Inputs are ``[L, B, F]``. The outputs of ``features`` are ``[L, B, H]``, of ``mean``
+    ``[L, B, A]``. Results are the mean, the logarithm of the standard deviation, ``[L, B, A]``, and
+    each feature's share of the noise, ``[L, B, H * A]``: times a standard normal matrix ``[H, A]``
+    and summed over features, it has this deviation.
 
     Source: Raffin et al. (2021), gSDE, section 3, arXiv 2005.05719.
     """
@@ -86,7 +95,11 @@ class StateNoise(nn.Module):
         deviation = jnp.exp(self.param("log_deviation", initial, shape))
         variance = jnp.dot(jnp.square(x), jnp.square(deviation))
         share = (x[..., None] * deviation[None, None]).reshape(*x.shape[:2], -1)
-        return {"mean": mean, "log_deviation": 0.5 * jnp.log(variance + LEAST_VARIANCE), "share": share}
+        return {
+            "mean": mean,
+            "log_deviation": 0.5 * jnp.log(variance + LEAST_VARIANCE),
+            "share": share,
+        }
 
 
 def draw_noise(params: PyTree, key: jax.Array, role: str, rows: int = 1) -> PyTree:
@@ -96,7 +109,8 @@ def draw_noise(params: PyTree, key: jax.Array, role: str, rows: int = 1) -> PyTr
         params: Params of the network.
         key: Random key, from which another is derived.
         role: Role of the params. Different roles have separate noise with the same key.
-        rows: Number of rows of a batch of single steps, which have separate noise; 1 for equal noise of all inputs.
+        rows: Number of rows of a batch of single steps, which have separate noise; 1 for equal
+            noise of all inputs.
 
     Returns:
         The params with noise.
@@ -105,7 +119,9 @@ def draw_noise(params: PyTree, key: jax.Array, role: str, rows: int = 1) -> PyTr
     own_key = jax.random.fold_in(key, stable_hash(f"noise of {role}"))
     # One draw for all layers: separate draws take twice as long to compile.
     drawn = jax.random.normal(own_key, (rows, sum(sizes)))
-    noise = jnp.split(jnp.sign(drawn) * jnp.sqrt(jnp.abs(drawn)), list(accumulate(sizes))[:-1], axis=-1)
+    noise = jnp.split(
+        jnp.sign(drawn) * jnp.sqrt(jnp.abs(drawn)), list(accumulate(sizes))[:-1], axis=-1
+    )
     return {**params, NOISE: jax.tree.unflatten(structure, noise)}
 
 
@@ -121,18 +137,20 @@ LEVELS = "levels"
 NUM_COSINES = 64
 """Cosines of a level that its embedding reads (n of the paper's equation 4)."""
 NUM_MIDPOINTS = 32
-"""Levels of action selection: the mean over fixed midpoints is the same value in training, evaluation and exported
-files. As many as the samples K of the paper (section 3.2).
+"""Levels of action selection: the mean over fixed midpoints is the same value in training,
+evaluation and exported files. As many as the samples K of the paper (section 3.2).
 """
 
 
 class QuantileMlp(nn.Module):
-    """Dense layers over ``[L, B, F]``, whose outputs are the quantiles at N levels, then these levels.
+    """Dense layers over ``[L, B, F]``, whose outputs are the quantiles at N levels, then these
+    levels.
 
-    Features of the observation, the outputs of ``below``, are multiplied by an embedding of each level; ``above``
-    computes quantiles from the product. With a key named `LEVELS` (`Network.with_levels`) every step has ``num_levels``
-    levels, uniformly random in [0, 1), otherwise N is `NUM_MIDPOINTS`. Outputs are ``[L, B, out * 2 N]``, for each of
-    the ``out`` outputs of ``above`` one after another.
+    Features of the observation, the outputs of ``below``, are multiplied by an embedding of each
+    level; ``above`` computes quantiles from the product. With a key named `LEVELS`
+    (`Network.with_levels`) every step has ``num_levels`` levels, uniformly random in [0, 1),
+    otherwise N is `NUM_MIDPOINTS`. Outputs are ``[L, B, out * 2 N]``, for each of the ``out``
+    outputs of ``above`` one after another.
 
     Source: Dabney et al. (2018), section 3.1 and equation 4, arXiv 1806.06923.
     """
@@ -150,12 +168,16 @@ class QuantileMlp(nn.Module):
         levels = quantile_levels(NUM_MIDPOINTS)[None]
         if self.has_rng(LEVELS):
             levels = jax.random.uniform(self.make_rng(LEVELS), (batch * length, self.num_levels))
-        cosines = jnp.cos(jnp.pi * jnp.arange(NUM_COSINES, dtype=jnp.float32)[None] * levels.reshape(-1, 1))
+        cosines = jnp.cos(
+            jnp.pi * jnp.arange(NUM_COSINES, dtype=jnp.float32)[None] * levels.reshape(-1, 1)
+        )
         embed = nn.Dense(width, kernel_init=scaled_normal(2.0), dot_general=dot_of(self.precision))
         embedding = nn.relu(embed(cosines)).reshape(*levels.shape, width)
         quantiles = self.above((rows * embedding).reshape(1, -1, width), learning=learning)
         quantiles = quantiles.reshape(batch * length, levels.shape[1], -1).swapaxes(1, 2)
-        outputs = jnp.concatenate([quantiles, jnp.broadcast_to(levels[:, None], quantiles.shape)], axis=-1)
+        outputs = jnp.concatenate(
+            [quantiles, jnp.broadcast_to(levels[:, None], quantiles.shape)], axis=-1
+        )
         return outputs.reshape(batch, length, -1).swapaxes(0, 1)
 
 
@@ -166,8 +188,8 @@ Split = Callable[[Any, bool], nn.Module]
 def two_parts(mlp: Any, after_others: bool, num_levels: int = 0) -> nn.Module:
     """Split dense layers in two parts, of a `QuantileMlp` or a `StateNoise`.
 
-    The upper part of a `QuantileMlp` has the last hidden layer, as published; if it is the only layer of the network,
-    the lower part has it.
+    The upper part of a `QuantileMlp` has the last hidden layer, as published; if it is the only
+    layer of the network, the lower part has it.
 
     Args:
         mlp: An `Mlp`.

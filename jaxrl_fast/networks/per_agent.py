@@ -1,7 +1,9 @@
-"""Networks of several agents: one shared network that also reads the agent's number, or one network per agent.
+"""Networks of several agents: one shared network that also reads the agent's number, or one network
+per agent.
 
-Both map observations ``[L, B, A, ...]`` to outputs ``[L, B, A, out]``, recurrent networks with a memory
-``[B, A, ...]``. Both drop the entries without the agents' axis: the global state and the mask of agents that are out.
+Both map observations ``[L, B, A, ...]`` to outputs ``[L, B, A, out]``, recurrent networks with a
+memory ``[B, A, ...]``. Both drop the entries without the agents' axis: the global state and the
+mask of agents that are out.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,11 @@ def own_obs(obs: PyTree) -> PyTree:
     Returns:
         The observation without `STATE` and `OUT`.
     """
-    return {key: leaf for key, leaf in obs.items() if key not in (STATE, OUT)} if isinstance(obs, dict) else obs
+    return (
+        {key: leaf for key, leaf in obs.items() if key not in (STATE, OUT)}
+        if isinstance(obs, dict)
+        else obs
+    )
 
 
 def obs_of_one(obs_spec: PyTree, num_agents: int, *, shared: bool) -> PyTree:
@@ -40,7 +46,9 @@ def obs_of_one(obs_spec: PyTree, num_agents: int, *, shared: bool) -> PyTree:
     Returns:
         Shapes without the agents' axis.
     """
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own_obs(obs_spec))
+    one = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own_obs(obs_spec)
+    )
     return _with_number(one, jax.ShapeDtypeStruct((num_agents,), jnp.float32)) if shared else one
 
 
@@ -56,7 +64,12 @@ def shared_network(one: Network, num_agents: int) -> Network:
     """
 
     def run(
-        function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+        function: Callable,
+        params: PyTree,
+        memory: PyTree,
+        obs: PyTree,
+        first: jax.Array,
+        action: Any = None,
     ) -> tuple:
         length, batch = first.shape
         rows = batch * num_agents
@@ -67,7 +80,9 @@ def shared_network(one: Network, num_agents: int) -> Network:
         def parted(leaf: jax.Array) -> jax.Array:
             return leaf.reshape(length, batch, num_agents, *leaf.shape[2:])
 
-        numbers = jnp.broadcast_to(jnp.eye(num_agents)[None, None], (length, batch, num_agents, num_agents))
+        numbers = jnp.broadcast_to(
+            jnp.eye(num_agents)[None, None], (length, batch, num_agents, num_agents)
+        )
         seen = jax.tree.map(merged, _with_number(own_obs(obs), numbers))
         begins = merged(jnp.broadcast_to(first[:, :, None], (length, batch, num_agents)))
         before = jax.tree.map(lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), memory)
@@ -75,27 +90,38 @@ def shared_network(one: Network, num_agents: int) -> Network:
 
     def initial_memory(batch_size: int) -> PyTree:
         memory = one.initial_memory(batch_size * num_agents)
-        return jax.tree.map(lambda leaf: leaf.reshape(batch_size, num_agents, *leaf.shape[1:]), memory)
+        return jax.tree.map(
+            lambda leaf: leaf.reshape(batch_size, num_agents, *leaf.shape[1:]), memory
+        )
 
     def of_agent(number: int, params: PyTree) -> tuple[Network, PyTree]:
         def run_one(
-            function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+            function: Callable,
+            params: PyTree,
+            memory: PyTree,
+            obs: PyTree,
+            first: jax.Array,
+            action: Any = None,
         ) -> tuple:
             own = jnp.broadcast_to(jnp.eye(num_agents)[number], (*first.shape, num_agents))
             return function(params, memory, _with_number(obs, own), first)
 
         return over(one, run_one), params
 
-    return over(one, run)._replace(initial_memory=initial_memory, action_shape=None, trailing_axes=2, of_agent=of_agent)
+    return over(one, run)._replace(
+        initial_memory=initial_memory, action_shape=None, trailing_axes=2, of_agent=of_agent
+    )
 
 
 def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -> Network:
-    """Build a network for each agent, with stacked params ``[A, ...]`` and one batched product for all.
+    """Build a network for each agent, with stacked params ``[A, ...]`` and one batched product for
+    all.
 
     Args:
         one: Network of one agent.
         num_agents: Number of agents.
-        see_all: Whether each network reads the whole observation, as a critic does, instead of its agent's.
+        see_all: Whether each network reads the whole observation, as a critic does, instead of its
+            agent's.
 
     Returns:
         A network over the agents' axis.
@@ -106,7 +132,12 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
         return jax.vmap(one.init)(jax.random.split(key, num_agents))
 
     def run(
-        function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+        function: Callable,
+        params: PyTree,
+        memory: PyTree,
+        obs: PyTree,
+        first: jax.Array,
+        action: Any = None,
     ) -> tuple:
         def one_agent(own: PyTree, before: PyTree, seen: PyTree) -> tuple[Any, PyTree]:
             return function(own, before, seen, first)
@@ -121,7 +152,9 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
     def of_agent(number: int, params: PyTree) -> tuple[Network, PyTree]:
         return one, jax.tree.map(lambda leaf: leaf[number], params)
 
-    own = over(one, run)._replace(init=init, initial_memory=initial_memory, action_shape=None, trailing_axes=2)
+    own = over(one, run)._replace(
+        init=init, initial_memory=initial_memory, action_shape=None, trailing_axes=2
+    )
     own = own if one.project is UNCONSTRAINED else own._replace(project=jax.vmap(one.project))
     return own._replace(separate=True, of_agent=of_agent)
 
@@ -137,7 +170,12 @@ def mixing_network(one: Network) -> Network:
     """
 
     def run(
-        function: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: Any = None
+        function: Callable,
+        params: PyTree,
+        memory: PyTree,
+        obs: PyTree,
+        first: jax.Array,
+        action: Any = None,
     ) -> tuple:
         outputs, _ = function(params, memory, obs, first)
         return jax.tree.map(lambda x: jnp.expand_dims(x, -2), outputs), ()
@@ -153,12 +191,16 @@ def with_mixer(network: Network, mixer: Network) -> Network:
         mixer: Network of the global state.
 
     Returns:
-        A network with the pairs of both networks' params and outputs, and the memory of ``network``, for outputs
-        outside of losses.
+        A network with the pairs of both networks' params and outputs, and the memory of
+        ``network``, for outputs outside of losses.
     """
 
     def apply(
-        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+        params: PyTree,
+        memory: PyTree,
+        obs: PyTree,
+        first: jax.Array,
+        action: jax.Array | None = None,
     ) -> tuple[Any, PyTree]:
         outputs, after = network.apply(params[0], memory, obs, first, action)
         return (outputs, mixer.apply(params[1], (), obs, first)[0]), after

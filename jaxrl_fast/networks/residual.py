@@ -1,5 +1,5 @@
-"""Torsos other than dense layers: residual blocks with weights of unit norm as in FlashSAC (arXiv 2604.04539), with
-layer norms as in SimBa (arXiv 2410.09754), and a user's.
+"""Torsos other than dense layers: residual blocks with weights of unit norm as in FlashSAC (arXiv
+2604.04539), with layer norms as in SimBa (arXiv 2410.09754), and a user's.
 """
 
 import inspect
@@ -21,7 +21,9 @@ EXPANSION = 4
 SMALLEST = 1e-8
 
 
-def unit_columns(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+def unit_columns(
+    key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32
+) -> jax.Array:
     """Initialize weights with a random direction of unit norm for each output.
 
     Args:
@@ -36,10 +38,12 @@ def unit_columns(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.
 
 
 class ResidualTorso(nn.Module):
-    """Residual blocks over ``[L, B, F]``, one per entry of ``hidden``, of equal width, and a layer of all heads.
+    """Residual blocks over ``[L, B, F]``, one per entry of ``hidden``, of equal width, and a layer
+    of all heads.
 
-    With ``learning=True``, batch norms use the statistics of the batch and merge them into the running ones. Outputs
-    grow with the width of the torso: heads read features of norm ``sqrt(width)``.
+    With ``learning=True``, batch norms use the statistics of the batch and merge them into the
+    running ones. Outputs grow with the width of the torso: heads read features of norm
+    ``sqrt(width)``.
     """
 
     hidden: tuple[int, ...]
@@ -52,8 +56,11 @@ class ResidualTorso(nn.Module):
         length, batch, _ = x.shape
         x = x.swapaxes(0, 1).reshape(batch * length, -1)  # as in `network.Mlp`
         dense = partial(nn.Dense, kernel_init=unit_columns, dot_general=dot_of(self.precision))
-        # The fast variance (mean of squares minus square of the mean) loses digits where a feature hardly varies.
-        normalized = partial(nn.BatchNorm, use_running_average=not learning, momentum=0.99, use_fast_variance=False)
+        # The fast variance (mean of squares minus square of the mean) loses digits where a feature
+        # hardly varies.
+        normalized = partial(
+            nn.BatchNorm, use_running_average=not learning, momentum=0.99, use_fast_variance=False
+        )
         x = dense(self.hidden[0], use_bias=False)(normalized()(x))
         for width in self.hidden:
             inside = self.activation(normalized()(dense(EXPANSION * width, use_bias=False)(x)))
@@ -64,7 +71,10 @@ class ResidualTorso(nn.Module):
 
 
 def residual_torso(
-    hidden: tuple[int, ...], heads: tuple[Any, ...], activation: Callable[[jax.Array], jax.Array], precision: Precision
+    hidden: tuple[int, ...],
+    heads: tuple[Any, ...],
+    activation: Callable[[jax.Array], jax.Array],
+    precision: Precision,
 ) -> ResidualTorso:
     """Build residual blocks of equal width.
 
@@ -81,12 +91,16 @@ def residual_torso(
         ValueError: There is no block, or their widths differ.
     """
     if len(set(hidden)) != 1:
-        raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
+        raise ValueError(
+            f"residual blocks of sizes {list(hidden)}: write at least one size, all equal"
+        )
     return ResidualTorso(hidden, heads, activation, precision)
 
 
 class Simba(nn.Module):
-    """Residual blocks over features ``[N, F]``, one per entry of ``hidden``, with layer norms (arXiv 2410.09754)."""
+    """Residual blocks over features ``[N, F]``, one per entry of ``hidden``, with layer norms
+    (arXiv 2410.09754).
+    """
 
     hidden: tuple[int, ...]
     activation: Callable[[jax.Array], jax.Array]
@@ -102,16 +116,20 @@ class Simba(nn.Module):
 
 
 def own_torso(
-    network: Any, hidden: tuple[int, ...], activation: Callable[[jax.Array], jax.Array], outputs: int
+    network: Any,
+    hidden: tuple[int, ...],
+    activation: Callable[[jax.Array], jax.Array],
+    outputs: int,
 ) -> tuple[nn.Module, bool]:
     """Build residual blocks with layer norms, or a user's torso.
 
     Args:
-        network: "simba"; or a function, or its path ``my_package.make``: ``(hidden, activation) -> module`` of Flax,
-            which maps features ``[N, F]`` to features ``[N, any size]``. With batch norms, it takes ``learning=False``,
-            True in a loss, where they use the batch's statistics. If the module has ``takes_observation = True``, it
-            gets the observation instead, leaves ``[N, ...]``; in a critic that takes an action, ``{"action": ...,
-            "obs": ...}``. A function ``(hidden, activation, outputs)`` makes the
+        network: "simba"; or a function, or its path ``my_package.make``:
+            ``(hidden, activation) -> module`` of Flax, which maps features ``[N, F]`` to features
+            ``[N, any size]``. With batch norms, it takes ``learning=False``, True in a loss, where
+            they use the batch's statistics. If the module has ``takes_observation = True``, it gets
+            the observation instead, leaves ``[N, ...]``; in a critic that takes an action,
+            ``{"action": ..., "obs": ...}``. A function ``(hidden, activation, outputs)`` makes the
             head, too: ``[N, outputs]``.
         hidden: Sizes of the hidden layers, or widths of the blocks.
         activation: Activation.
@@ -121,11 +139,14 @@ def own_torso(
         The module, and whether its last layer is the head.
 
     Raises:
-        ValueError: Unknown name, a function that fails or returns something else, or blocks that differ in width.
+        ValueError: Unknown name, a function that fails or returns something else, or blocks that
+            differ in width.
     """
     if network == "simba":
         if len(set(hidden)) != 1:
-            raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
+            raise ValueError(
+                f"residual blocks of sizes {list(hidden)}: write at least one size, all equal"
+            )
         return Simba(hidden, activation), False
     if isinstance(network, str) and not names_code(network):
         raise ValueError(f"network={network}: write mlp, residual, simba or my_package.make")
@@ -136,12 +157,15 @@ def own_torso(
     except Exception as error:
         raise ValueError(f"network={path_of(network)} failed: {fault_of(error)}") from error
     if not isinstance(made, nn.Module):
-        raise ValueError(f"network={path_of(network)} returned {type(made).__name__}: return a module of flax.linen")
+        raise ValueError(
+            f"network={path_of(network)} returned {type(made).__name__}: return a module of flax.linen"
+        )
     return made, ends
 
 
 def takes_observation(module: nn.Module, recurrent_size: int) -> bool:
-    """Return whether the torso of a `network.WithHeads` reads the observation, and not its features in a vector.
+    """Return whether the torso of a `network.WithHeads` reads the observation, and not its features
+    in a vector.
 
     Args:
         module: Module.
@@ -156,11 +180,15 @@ def takes_observation(module: nn.Module, recurrent_size: int) -> bool:
     torso = getattr(module, "torso", None)
     takes = getattr(torso, "takes_observation", False)
     if takes and recurrent_size:
-        raise ValueError(f"network: {path_of(type(torso))} takes the observation: write recurrent_size=0")
+        raise ValueError(
+            f"network: {path_of(type(torso))} takes the observation: write recurrent_size=0"
+        )
     return bool(takes)
 
 
-def run_own(torso: nn.Module, x: PyTree, outputs: int | None = None, *, learning: bool = False) -> jax.Array:
+def run_own(
+    torso: nn.Module, x: PyTree, outputs: int | None = None, *, learning: bool = False
+) -> jax.Array:
     """Run a torso of `own_torso`.
 
     Args:
@@ -173,18 +201,23 @@ def run_own(torso: nn.Module, x: PyTree, outputs: int | None = None, *, learning
         Features ``[N, any size]``, or outputs.
 
     Raises:
-        ValueError: It fails, changes the number of rows, or has another state than batch norms that it can switch.
+        ValueError: It fails, changes the number of rows, or has another state than batch norms that
+            it can switch.
     """
     name = f"network: {path_of(type(torso))}"
     switches = "learning" in inspect.signature(torso.__call__).parameters
     try:
         y = torso(x, learning=learning) if switches else torso(x)
     except Exception as error:
-        raise ValueError(f"{name} fails with inputs {jax.tree.map(jnp.shape, x)}: {fault_of(error)}") from error
+        raise ValueError(
+            f"{name} fails with inputs {jax.tree.map(jnp.shape, x)}: {fault_of(error)}"
+        ) from error
     rows = jax.tree.leaves(x)[0].shape[0]
     wanted = f"({rows}, {'any size' if outputs is None else outputs})"
     if jnp.ndim(y) != 2 or y.shape[0] != rows or y.shape[1] != (outputs or y.shape[1]):
-        raise ValueError(f"{name} returns {jnp.shape(y)}: write {wanted}, a row for each of the input")
+        raise ValueError(
+            f"{name} returns {jnp.shape(y)}: write {wanted}, a row for each of the input"
+        )
     states = sorted(set(torso.variables) - {"params"})
     if states == ["batch_stats"] and not switches:
         raise ValueError(
@@ -192,7 +225,9 @@ def run_own(torso: nn.Module, x: PyTree, outputs: int | None = None, *, learning
             "nn.BatchNorm(use_running_average=not learning), or layer norms"
         )
     if states not in ([], ["batch_stats"]):
-        raise ValueError(f"{name} has a state ({', '.join(states)}), which losses do not update: leave it out")
+        raise ValueError(
+            f"{name} has a state ({', '.join(states)}), which losses do not update: leave it out"
+        )
     return y
 
 
@@ -203,8 +238,9 @@ def hold_unit_norm(params: PyTree) -> PyTree:
         params: Params of one network, or a tuple of an ensemble's.
 
     Returns:
-        Params in which the weights of each output have unit norm, and scale and bias of each normalization layer
-        together have the norm ``sqrt(features)``. Statistics, and biases of dense layers, are unchanged.
+        Params in which the weights of each output have unit norm, and scale and bias of each
+        normalization layer together have the norm ``sqrt(features)``. Statistics, and biases of
+        dense layers, are unchanged.
     """
     if isinstance(params, tuple):
         return tuple(map(hold_unit_norm, params))

@@ -1,1 +1,3 @@
-"""Pure functions of arrays: distributions, losses, returns, running statistics, schedules, optimizers."""
+"""Pure functions of arrays: distributions, losses, returns, running statistics, schedules,
+optimizers.
+"""

@@ -1,8 +1,9 @@
-"""Action distributions: masked categorical, products of them, and tanh-normal. Tested against SciPy.
+"""Action distributions: masked categorical, products of them, and tanh-normal. Tested against
+SciPy.
 
-A distribution is a NamedTuple of parameters, used by free functions. Samples and log-probabilities use *raw* actions;
-``to_action`` maps a raw action into the environment's range. Storing raw actions avoids the inverse of tanh, which
-loses all precision near the bounds.
+A distribution is a NamedTuple of parameters, used by free functions. Samples and log-probabilities
+use *raw* actions; ``to_action`` maps a raw action into the environment's range. Storing raw actions
+avoids the inverse of tanh, which loses all precision near the bounds.
 """
 
 import math
@@ -17,7 +18,9 @@ from jaxrl_fast.core import Actions, Box, Discrete, MultiDiscrete, PyTree
 MASKED_LOGIT = -1e9
 MIN_SCALE = 1e-3
 PUBLISHED_DEVIATIONS = math.exp(-20.0), math.exp(2.0)
-"""Smallest and largest standard deviation in the code of SAC's authors (github.com/rail-berkeley/softlearning)."""
+"""Smallest and largest standard deviation in the code of SAC's authors
+(github.com/rail-berkeley/softlearning).
+"""
 _LOG_SQRT_2PI = 0.9189385332046727
 _LOG_2 = 0.6931471805599453
 _SQRT_2 = 1.4142135623730951
@@ -28,7 +31,8 @@ class Categorical(NamedTuple):
     """Distribution over discrete actions.
 
     Attributes:
-        logits: Unnormalized log-probabilities, `MASKED_LOGIT` for masked actions, ``[..., num_actions]``.
+        logits: Unnormalized log-probabilities, `MASKED_LOGIT` for masked actions,
+            ``[..., num_actions]``.
     """
 
     logits: jax.Array
@@ -64,7 +68,8 @@ class MultiCategorical(NamedTuple):
     """Independent distributions over the ``D`` parts of a `MultiDiscrete` action.
 
     Attributes:
-        logits: As of `Categorical`, ``[..., D, largest size]``; parts with fewer values are filled with `MASKED_LOGIT`.
+        logits: As of `Categorical`, ``[..., D, largest size]``; parts with fewer values are filled
+            with `MASKED_LOGIT`.
     """
 
     logits: jax.Array
@@ -83,10 +88,14 @@ def categorical(logits: jax.Array, mask: jax.Array | None = None) -> Categorical
     Returns:
         The distribution.
     """
-    return Categorical(logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT))
+    return Categorical(
+        logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT)
+    )
 
 
-def multi_categorical(sizes: tuple[int, ...], outputs: jax.Array, mask: jax.Array | None = None) -> MultiCategorical:
+def multi_categorical(
+    sizes: tuple[int, ...], outputs: jax.Array, mask: jax.Array | None = None
+) -> MultiCategorical:
     """Build the distribution of several discrete actions.
 
     Args:
@@ -125,7 +134,8 @@ def tanh_normal(outputs: jax.Array, bounds: tuple[float, float] | None = None) -
     """Build a tanh-normal distribution from network outputs.
 
     Args:
-        outputs: Means, then standard deviations before a softplus, or with ``bounds`` their logarithms, ``[..., 2 A]``.
+        outputs: Means, then standard deviations before a softplus, or with ``bounds`` their
+            logarithms, ``[..., 2 A]``.
         bounds: Smallest and largest standard deviation; None for a softplus without an upper bound.
 
     Returns:
@@ -166,9 +176,14 @@ def deviation_bounds(least: float | None, most: float | None) -> tuple[float, fl
     """
     if least is None and most is None:
         return None
-    low, high = PUBLISHED_DEVIATIONS[0] if least is None else least, PUBLISHED_DEVIATIONS[1] if most is None else most
+    low, high = (
+        PUBLISHED_DEVIATIONS[0] if least is None else least,
+        PUBLISHED_DEVIATIONS[1] if most is None else most,
+    )
     if not low < high:
-        raise ValueError(f"deviation_min={low:g} is not below deviation_max={high:g}: write such as 0.01 and 2.0")
+        raise ValueError(
+            f"deviation_min={low:g} is not below deviation_max={high:g}: write such as 0.01 and 2.0"
+        )
     return low, high
 
 
@@ -216,7 +231,9 @@ def initial_biases(space: Box, deviation: float) -> tuple[float, ...]:
         ValueError: The deviation is not above `MIN_SCALE`.
     """
     if not MIN_SCALE < deviation < math.inf:
-        raise ValueError(f"initial_deviation={deviation}: write a number above {MIN_SCALE}, such as 0.5")
+        raise ValueError(
+            f"initial_deviation={deviation}: write a number above {MIN_SCALE}, such as 0.5"
+        )
     raw = deviation - MIN_SCALE
     return (0.0,) * space.low.size + (raw + math.log(-math.expm1(-raw)),) * space.low.size
 
@@ -239,8 +256,9 @@ def sample(dist: Distribution, key: jax.Array) -> jax.Array:
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draw the numbers of `jax.random.normal`.
 
-    On a CPU the inverse error function runs in a loop of two iterations, which XLA runs once; otherwise XLA copies the
-    function into each of the five operations that use the result. An odd number of elements is drawn by `jax.random`.
+    On a CPU the inverse error function runs in a loop of two iterations, which XLA runs once;
+    otherwise XLA copies the function into each of the five operations that use the result. An odd
+    number of elements is drawn by `jax.random`.
 
     Args:
         key: Random key.
@@ -278,7 +296,8 @@ def mode(dist: Distribution) -> jax.Array:
 
 
 def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
-    """Compute the log-density of the squashed action, in (-1, 1) units, or of the sample of a `Normal`.
+    """Compute the log-density of the squashed action, in (-1, 1) units, or of the sample of a
+    `Normal`.
 
     Args:
         dist: Distribution.
@@ -300,7 +319,8 @@ def _over_parts(dist: Categorical | MultiCategorical, each: jax.Array) -> jax.Ar
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
     """Select one entry of the last axis.
 
-    Accelerators use a mask: the gradient of a gather is a scatter, slow there and not deterministic on a GPU.
+    Accelerators use a mask: the gradient of a gather is a scatter, slow there and not deterministic
+    on a GPU.
 
     Args:
         values: Values ``[..., n]``.
@@ -335,7 +355,10 @@ def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
         log_probs = jax.nn.log_softmax(dist.logits)
         return _over_parts(dist, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
     gaussian = 0.5 + _LOG_SQRT_2PI + jnp.log(dist.scale)
-    return jnp.sum(gaussian if isinstance(dist, Normal) else gaussian + _log_tanh_slope(sample(dist, key)), axis=-1)
+    return jnp.sum(
+        gaussian if isinstance(dist, Normal) else gaussian + _log_tanh_slope(sample(dist, key)),
+        axis=-1,
+    )
 
 
 def largest_entropy(dist: Categorical | MultiCategorical) -> jax.Array:
@@ -360,8 +383,8 @@ def to_action(space: Actions, raw: jax.Array, dist: Distribution | None = None) 
         dist: Their distribution, if it may be a `Normal`.
 
     Returns:
-        Discrete actions unchanged; else squashed by tanh, or clipped to [-1, 1] if they are samples of a `Normal`, and
-        scaled into ``[low, high]``, ``[..., *action_shape]``.
+        Discrete actions unchanged; else squashed by tanh, or clipped to [-1, 1] if they are samples
+        of a `Normal`, and scaled into ``[low, high]``, ``[..., *action_shape]``.
     """
     if not isinstance(space, Box):
         return raw
@@ -402,8 +425,8 @@ def to_unit(space: Box, action: jax.Array) -> jax.Array:
 def softplus(x: jax.Array) -> jax.Array:
     """Compute ``log(1 + exp(x))`` to within 1e-7 and rounding.
 
-    `jax.nn.softplus` is exact also where the result is smaller than 1e-7, but XLA compiles its ``log1p`` to a slow
-    program for the CPU: an update of SAC takes 3 to 9 % longer with it.
+    `jax.nn.softplus` is exact also where the result is smaller than 1e-7, but XLA compiles its
+    ``log1p`` to a slow program for the CPU: an update of SAC takes 3 to 9 % longer with it.
 
     Args:
         x: Values of any shape.
@@ -433,8 +456,8 @@ def _log_tanh_slope(raw: jax.Array) -> jax.Array:
 def project(positions: jax.Array, probabilities: jax.Array, atoms: jax.Array) -> jax.Array:
     """Project a distribution onto evenly spaced atoms.
 
-    The probability of each position is shared between the two atoms around it. Positions outside go to the first or
-    last.
+    The probability of each position is shared between the two atoms around it. Positions outside go
+    to the first or last.
 
     Args:
         positions: Support of the distribution, ``[M]``.
@@ -468,7 +491,8 @@ def cross_entropy(logits: jax.Array, target: jax.Array) -> jax.Array:
 def divergence(logits: jax.Array, target: jax.Array) -> jax.Array:
     """Compute the Kullback-Leibler divergence from a target to a categorical distribution, in nats.
 
-    The sum is over differences of logarithms: cross-entropy minus entropy loses digits where the two are alike.
+    The sum is over differences of logarithms: cross-entropy minus entropy loses digits where the
+    two are alike.
 
     Args:
         logits: Logits ``[N]``.
@@ -496,7 +520,10 @@ def quantile_levels(size: int) -> jax.Array:
 
 
 def quantile_huber(
-    quantiles: jax.Array, targets: jax.Array, threshold: float = 1.0, levels: jax.Array | None = None
+    quantiles: jax.Array,
+    targets: jax.Array,
+    threshold: float = 1.0,
+    levels: jax.Array | None = None,
 ) -> jax.Array:
     """Compute the quantile Huber loss: the sum over quantiles of the mean over samples.
 
@@ -509,11 +536,14 @@ def quantile_huber(
     Returns:
         A scalar.
 
-    Source: Dabney et al. (2018), equations 9 and 10, arXiv 1710.10044; random levels: equation 3, arXiv 1806.06923.
+    Source: Dabney et al. (2018), equations 9 and 10, arXiv 1710.10044; random levels: equation 3,
+    arXiv 1806.06923.
     """
     error = targets[None, :] - quantiles[:, None]
     size = jnp.abs(error)
-    huber = jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))
+    huber = jnp.where(
+        size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold)
+    )
     levels = quantile_levels(len(quantiles)) if levels is None else levels
     share = jnp.abs(levels[:, None] - (error < 0.0))
     return jnp.sum(jnp.mean(share * huber / threshold, axis=1))

@@ -7,7 +7,12 @@ from jaxrl_fast.numerics.optimizers import Rate
 
 
 def gae(
-    reward: jax.Array, discount: jax.Array, value: jax.Array, next_value: jax.Array, done: jax.Array, gae_lambda: Rate
+    reward: jax.Array,
+    discount: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    done: jax.Array,
+    gae_lambda: Rate,
 ) -> jax.Array:
     """Compute generalized advantage estimates.
 
@@ -36,7 +41,11 @@ def gae(
 
 
 def lambda_return(
-    reward: jax.Array, discount: jax.Array, next_value: jax.Array, done: jax.Array, return_lambda: jax.Array | float
+    reward: jax.Array,
+    discount: jax.Array,
+    next_value: jax.Array,
+    done: jax.Array,
+    return_lambda: jax.Array | float,
 ) -> jax.Array:
     """Compute λ-returns; Peng's Q(λ) if ``next_value`` is the value of the best action.
 
@@ -61,7 +70,9 @@ def lambda_return(
         total = reward_t + discount_t * (value_t + mix_t * (following - value_t))
         return total, total
 
-    return jax.lax.scan(step, next_value[-1], (reward, discount, next_value, mix), reverse=True, unroll=8)[1]
+    return jax.lax.scan(
+        step, next_value[-1], (reward, discount, next_value, mix), reverse=True, unroll=8
+    )[1]
 
 
 def v_trace(
@@ -83,7 +94,8 @@ def v_trace(
         value: Values of the observations, ``[T]``.
         next_value: Values of ``next_obs``, ``[T]``.
         done: Terminated or truncated, ``[T]``.
-        ratio: Probability of the action under the trained policy, divided by that under the policy that acted, ``[T]``.
+        ratio: Probability of the action under the trained policy, divided by that under the policy
+            that acted, ``[T]``.
         trace_lambda: λ, which multiplies the traces (remark 2), scalar.
         clip_rho: Upper bound of the importance weights ρ, scalar.
         clip_c: Upper bound of the trace weights c, scalar.
@@ -97,14 +109,18 @@ def v_trace(
     delta = rho * (reward + discount * next_value - value)
     goes_on = 1.0 - done.astype(reward.dtype)
 
-    def step(following: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def step(
+        following: jax.Array, xs: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         delta_t, decay_t, goes_on_t = xs
         following = goes_on_t * following
         correction = delta_t + decay_t * following
         return correction, (correction, following)
 
     xs = delta, discount * c, goes_on
-    _, (correction, following) = jax.lax.scan(step, jnp.zeros_like(delta[-1]), xs, reverse=True, unroll=8)
+    _, (correction, following) = jax.lax.scan(
+        step, jnp.zeros_like(delta[-1]), xs, reverse=True, unroll=8
+    )
     advantage = rho * (reward + discount * (next_value + following) - value)
     return value + correction, advantage
 
@@ -123,8 +139,9 @@ def n_step(
         discount: γ, scalar.
 
     Returns:
-        ``(sum of rewards, discount of the bootstrap value, index of the last step of the sum)``. The discount is 0
-        after a termination, else γ^m after m steps; the bootstrap value is that step's ``next_obs``'s.
+        ``(sum of rewards, discount of the bootstrap value, index of the last step of the sum)``.
+        The discount is 0 after a termination, else γ^m after m steps; the bootstrap value is that
+        step's ``next_obs``'s.
 
     Source: Sutton and Barto (2018), equation 7.1.
     """
@@ -140,7 +157,8 @@ MAX_LOG_RATIO = 20.0
 
 
 def ratio_of(log_ratio: jax.Array) -> jax.Array:
-    """Compute a ratio of probabilities, at most ``exp(MAX_LOG_RATIO)``: infinity times 0 would be NaN in gradients.
+    """Compute a ratio of probabilities, at most ``exp(MAX_LOG_RATIO)``: infinity times 0 would be
+    NaN in gradients.
 
     Args:
         log_ratio: Log-probability of an action minus its log-probability at sampling time.
@@ -151,7 +169,9 @@ def ratio_of(log_ratio: jax.Array) -> jax.Array:
     return jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
 
 
-def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_range: jax.Array | float) -> jax.Array:
+def clipped_surrogate(
+    log_ratio: jax.Array, advantage: jax.Array, clip_range: jax.Array | float
+) -> jax.Array:
     """Compute PPO's clipped policy loss, to be minimized.
 
     Args:
@@ -199,7 +219,11 @@ def huber(prediction: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def soft_target(
-    reward: jax.Array, discount: jax.Array, next_q: jax.Array, next_log_prob: jax.Array, temperature: jax.Array
+    reward: jax.Array,
+    discount: jax.Array,
+    next_q: jax.Array,
+    next_log_prob: jax.Array,
+    temperature: jax.Array,
 ) -> jax.Array:
     """Compute SAC's Bellman target.
 
@@ -263,7 +287,9 @@ def soft_value(logits: jax.Array, q: jax.Array, temperature: jax.Array) -> jax.A
     return jnp.sum(jnp.exp(log_prob) * (q - temperature * log_prob), axis=-1)
 
 
-def temperature(log_temperature: jax.Array, log_prob: jax.Array, target_entropy: jax.Array | float) -> jax.Array:
+def temperature(
+    log_temperature: jax.Array, log_prob: jax.Array, target_entropy: jax.Array | float
+) -> jax.Array:
     """Compute SAC's temperature loss; no gradient reaches the policy.
 
     Args:

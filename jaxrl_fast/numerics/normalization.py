@@ -1,8 +1,9 @@
 """Running mean and variance of pytrees, and normalization of observations and rewards.
 
-Batches are merged as by Chan, Golub and LeVeque (1979), with the variance instead of a sum of squares, which in float32
-would grow while the count of a long run stands. Keys named ``action_mask`` and leaves that are not floating point
-are returned unchanged. Observations and rewards are normalized when batches are made; stored data stays raw.
+Batches are merged as by Chan, Golub and LeVeque (1979), with the variance instead of a sum of
+squares, which in float32 would grow while the count of a long run stands. Keys named
+``action_mask`` and leaves that are not floating point are returned unchanged. Observations and
+rewards are normalized when batches are made; stored data stays raw.
 """
 
 import math
@@ -16,7 +17,9 @@ import numpy as np
 from jaxrl_fast.core import MAX_SIZE, EnvSpec, PyTree, Transition, is_image, select
 
 MAX_BATCHES = 2**20
-"""Batches after which the count stands, so that older data fades; float32 would round smaller weights away."""
+"""Batches after which the count stands, so that older data fades; float32 would round smaller
+weights away.
+"""
 
 
 class RunningStats(NamedTuple):
@@ -46,7 +49,9 @@ def init_stats(spec: PyTree) -> RunningStats:
     def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(x.shape, jnp.float32)
 
-    return RunningStats(jnp.zeros((), jnp.int32), jax.tree.map(zeros, spec), jax.tree.map(zeros, spec))
+    return RunningStats(
+        jnp.zeros((), jnp.int32), jax.tree.map(zeros, spec), jax.tree.map(zeros, spec)
+    )
 
 
 def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> RunningStats:
@@ -74,12 +79,15 @@ def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> Running
         return mean + weight * delta, variance + weight * (spread - variance)
 
     merged = jax.tree.map(merge, stats.mean, stats.variance, batch)
-    mean, variance = jax.tree.transpose(jax.tree.structure(stats.mean), jax.tree.structure((0, 0)), merged)
+    mean, variance = jax.tree.transpose(
+        jax.tree.structure(stats.mean), jax.tree.structure((0, 0)), merged
+    )
     return RunningStats(count, mean, variance)
 
 
 def with_variances(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert stored statistics of version 0.2.0 and before, which had a float count and sums of squared deviations.
+    """Convert stored statistics of version 0.2.0 and before, which had a float count and sums of
+    squared deviations.
 
     Args:
         arrays: Arrays by paths such as ``obs/samples`` or ``statistics.obs.samples``.
@@ -88,10 +96,16 @@ def with_variances(arrays: Mapping[str, Any]) -> dict[str, Any]:
         The arrays with variances by the paths of today.
     """
     found = dict(arrays)
-    for path in [path for path in arrays if path.endswith("samples") and np.asarray(arrays[path]).dtype.kind == "f"]:
+    for path in [
+        path
+        for path in arrays
+        if path.endswith("samples") and np.asarray(arrays[path]).dtype.kind == "f"
+    ]:
         prefix, count = path.removesuffix("samples"), np.asarray(arrays[path])
         found[path] = np.minimum(count, 2.0**30).astype(np.int32)
-        for name in [name for name in arrays if name.startswith((f"{prefix}m2", f"{prefix}variance"))]:
+        for name in [
+            name for name in arrays if name.startswith((f"{prefix}m2", f"{prefix}variance"))
+        ]:
             sums = np.asarray(found.pop(name))
             lead = np.maximum(count, 1.0).reshape(count.shape + (1,) * (sums.ndim - count.ndim))
             found[name.replace(f"{prefix}m2", f"{prefix}variance")] = sums / lead
@@ -179,7 +193,9 @@ def scale_experience(
     return data._replace(obs=obs, next_obs=next_obs, reward=reward)
 
 
-def _normalize_rewards(reward: jax.Array, statistics: Statistics, max_return: float | None) -> jax.Array:
+def _normalize_rewards(
+    reward: jax.Array, statistics: Statistics, max_return: float | None
+) -> jax.Array:
     variance = jnp.where(statistics.returns.samples > 0, statistics.returns.variance, 1.0)
     factor = jax.lax.rsqrt(variance + 1e-8)
     if max_return is not None:
@@ -192,9 +208,9 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
     """Return whether observations are normalized.
 
     Args:
-        asked: The setting; None normalizes unless all leaves are images or grids ``[height, width, channels]``, whose
-            entries have one unit: Freeway after 100,000 steps had 1.7 (0.6 to 3.3) with normalization and
-            3.6 (0.7 to 6.2) without (3 seeds).
+        asked: The setting; None normalizes unless all leaves are images or grids
+            ``[height, width, channels]``, whose entries have one unit: Freeway after 100,000 steps
+            had 1.7 (0.6 to 3.3) with normalization and 3.6 (0.7 to 6.2) without (3 seeds).
         spec: Environment.
 
     Returns:
@@ -206,7 +222,9 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
     leaves = [leaf for path, leaf in jax.tree.leaves_with_path(spec.obs) if not is_mask(path)]
     if asked and all(map(is_image, leaves)):
         what = f"{spec.name}, whose observations are images: their bytes are always scaled to 0..1"
-        raise ValueError(f"normalize_observations=true does not support {what}. Leave normalize_observations out.")
+        raise ValueError(
+            f"normalize_observations=true does not support {what}. Leave normalize_observations out."
+        )
     return any(len(leaf.shape) < 3 for leaf in leaves) if asked is None else asked
 
 
@@ -225,14 +243,22 @@ def update_returns(
         The merged statistics, and the returns at the rollout's end.
     """
     discounted, history = _discounted_returns(discounted, rollout, hyper)
-    statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
+    statistics = statistics._replace(
+        returns=update_stats(statistics.returns, history, history.ndim)
+    )
     if isinstance(statistics.largest, tuple):
         return statistics, discounted
-    return statistics._replace(largest=jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))), discounted
+    return statistics._replace(
+        largest=jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))
+    ), discounted
 
 
-def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:
-    """Compute each environment's discounted return so far at every step ``[T, E]``, continuing the rollout before."""
+def _discounted_returns(
+    before: jax.Array, rollout: Transition, hyper: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Compute each environment's discounted return so far at every step ``[T, E]``, continuing the
+    rollout before.
+    """
 
     def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, done = xs

@@ -9,7 +9,18 @@ from dataclasses import is_dataclass
 from functools import reduce, wraps
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +31,9 @@ from jaxrl_fast.core import MAX_SIZE, Made, Number, PyTree, as_number, as_whole
 from jaxrl_fast.system import path_of
 
 SLICES, FEW = 16, 2**12
-"""On a CPU, an array of more than `FEW` numbers is summed in `SLICES` slices. Summing 65,536 squares takes 5
-microseconds in slices and 50 without (2 cores, AMD EPYC of family 26, JAX 0.10.2)."""
+"""On a CPU, an array of more than `FEW` numbers is summed in `SLICES` slices. Summing 65,536
+squares takes 5 microseconds in slices and 50 without (2 cores, AMD EPYC of family 26, JAX 0.10.2).
+"""
 
 
 def global_norm(tree: PyTree) -> jax.Array:
@@ -33,7 +45,9 @@ def global_norm(tree: PyTree) -> jax.Array:
     Returns:
         A scalar; 0 for an empty tree.
     """
-    return jnp.sqrt(sum((_sum_of_squares(leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(())))
+    return jnp.sqrt(
+        sum((_sum_of_squares(leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
+    )
 
 
 def _sum_of_squares(array: jax.Array) -> jax.Array:
@@ -93,7 +107,8 @@ class Curve(NamedTuple):
     """Schedule of a Python function of progress.
 
     Attributes:
-        values: Its values at equal distances from the start of the run to its end, linear in between.
+        values: Its values at equal distances from the start of the run to its end, linear in
+            between.
     """
 
     values: Any
@@ -109,7 +124,8 @@ class Curve(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Schedule that is constant between the times at which it changes, such as one of a population's members.
+    """Schedule that is constant between the times at which it changes, such as one of a
+    population's members.
 
     Attributes:
         times: Shares of the run (0 to 1) from which each value holds, ascending from 0.
@@ -126,7 +142,9 @@ class Steps(NamedTuple):
 
     def at(self, progress: jax.Array) -> Any:
         """Return the value at a share of the run."""
-        return jnp.asarray(self.values)[jnp.searchsorted(jnp.asarray(self.times), progress, side="right") - 1]
+        return jnp.asarray(self.values)[
+            jnp.searchsorted(jnp.asarray(self.times), progress, side="right") - 1
+        ]
 
 
 Schedule = Linear | Cosine | Curve | Steps
@@ -134,7 +152,9 @@ SCHEDULES: dict[str, type[Linear] | type[Cosine]] = {"linear": Linear, "cosine":
 CURVE_POINTS = 1_001
 """Values that a run takes of a function of progress."""
 STEPS, FILE, HEAD = "steps", "file", "progress,value"
-"""Kinds of schedules in texts: ``steps:0=3e-4,0.5=1e-4``, and ``file:`` with the path of a table; its first line."""
+"""Kinds of schedules in texts: ``steps:0=3e-4,0.5=1e-4``, and ``file:`` with the path of a table;
+its first line.
+"""
 A_TABLE = f"the path of a table with the head {HEAD} and lines such as 0,3e-4 and 0.5,1e-4"
 A_RATE = f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join((*SCHEDULES, FILE))})"
 
@@ -156,8 +176,8 @@ def as_rate(value: Any) -> Any:
     """Convert a value to a number or schedule.
 
     Args:
-        value: Number, schedule, text ``kind:start:end`` or ``kind:start:end:until``, `STEPS`, `FILE`, or a function of
-            progress.
+        value: Number, schedule, text ``kind:start:end`` or ``kind:start:end:until``, `STEPS`,
+            `FILE`, or a function of progress.
 
     Returns:
         The number or schedule.
@@ -172,7 +192,11 @@ def as_rate(value: Any) -> Any:
             raise ValueError(value)
         return value
     if callable(value):
-        return Curve(np.array([float(value(i / (CURVE_POINTS - 1))) for i in range(CURVE_POINTS)], np.float32))
+        return Curve(
+            np.array(
+                [float(value(i / (CURVE_POINTS - 1))) for i in range(CURVE_POINTS)], np.float32
+            )
+        )
     return _read_schedule(value) if isinstance(value, str) else as_number(value)
 
 
@@ -189,12 +213,24 @@ def _read_schedule(text: str) -> Schedule:
 def _read_steps(kind: str, text: str) -> Steps:
     """Read ``0=3e-4,0.5=1e-4``, or a file with a line for each time."""
     try:
-        rows = Path(text).read_text("utf8").splitlines() if kind == FILE else [HEAD, *text.replace("=", ";").split(",")]
-        pairs = [[float(n) for n in row.replace(";", ",").split(",")] for row in rows[rows.index(HEAD) + 1 :]]
+        rows = (
+            Path(text).read_text("utf8").splitlines()
+            if kind == FILE
+            else [HEAD, *text.replace("=", ";").split(",")]
+        )
+        pairs = [
+            [float(n) for n in row.replace(";", ",").split(",")]
+            for row in rows[rows.index(HEAD) + 1 :]
+        ]
         times, values = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
     except (OSError, UnicodeDecodeError):
         raise ValueError(f"{text} cannot be read") from None
-    if times[0] != 0.0 or np.any(np.diff(times) <= 0.0) or times[-1] > 1.0 or not np.isfinite(values).all():
+    if (
+        times[0] != 0.0
+        or np.any(np.diff(times) <= 0.0)
+        or times[-1] > 1.0
+        or not np.isfinite(values).all()
+    ):
         raise ValueError(text)
     return Steps(times, values)
 
@@ -235,7 +271,9 @@ def read_number(name: str, value: Any, allowed: Number) -> Any:
     Raises:
         ValueError: It has another type, or is out of range.
     """
-    if (value is None and allowed.optional) or (allowed.kind == "rate" and isinstance(value, jax.Array | np.ndarray)):
+    if (value is None and allowed.optional) or (
+        allowed.kind == "rate" and isinstance(value, jax.Array | np.ndarray)
+    ):
         return value
     try:
         found = CONVERT[allowed.kind][0](value)
@@ -259,7 +297,9 @@ AnyRate = Annotated[Any, ANY]
 Rate0 = Annotated[Any, FROM_0]
 Rate01 = Annotated[Any, FROM_0_TO_1]
 OptionalRate01 = Annotated[Any, FROM_0_TO_1._replace(optional=True)]
-"""Types of hyper-parameters: any finite number, at least 0, and from 0 to 1 or None; schedules are allowed."""
+"""Types of hyper-parameters: any finite number, at least 0, and from 0 to 1 or None; schedules are
+allowed.
+"""
 
 
 def declared_number(hint: Any) -> Number | None:
@@ -273,12 +313,17 @@ def declared_number(hint: Any) -> Number | None:
     """
     if hint in (int, int | None):
         return SIZE._replace(optional=hint is not int)
-    found = next((data for data in getattr(hint, "__metadata__", ()) if isinstance(data, Number)), None)
-    return found._replace(kind="number") if found is not None and get_args(hint)[0] is float else found
+    found = next(
+        (data for data in getattr(hint, "__metadata__", ()) if isinstance(data, Number)), None
+    )
+    return (
+        found._replace(kind="number") if found is not None and get_args(hint)[0] is float else found
+    )
 
 
 def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Factory], Factory]:
-    """Make a decorator that checks a function's arguments: numbers, choices (`check_choice`) and functions.
+    """Make a decorator that checks a function's arguments: numbers, choices (`check_choice`) and
+    functions.
 
     An environment or an algorithm that the function returns stores all arguments.
 
@@ -291,7 +336,9 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
 
     def decorate(function: Factory) -> Factory:
         hints = get_type_hints(function, include_extras=True)
-        ranges = declared or {name: number for name, hint in hints.items() if (number := declared_number(hint))}
+        ranges = declared or {
+            name: number for name, hint in hints.items() if (number := declared_number(hint))
+        }
         checks = {name: check_choice for name, hint in hints.items() if has_choices(hint)}
         checks |= {name: _check_function for name, hint in hints.items() if _is_function(hint)}
 
@@ -299,7 +346,11 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
         def checked(*args: Any, **given: Any) -> Any:
             for name in sorted(checks.keys() & given.keys()):
                 checks[name](name, given[name], hints[name])
-            given |= {name: read_number(name, given[name], ranges[name]) for name in given if name in ranges}
+            given |= {
+                name: read_number(name, given[name], ranges[name])
+                for name in given
+                if name in ranges
+            }
             made = function(*args, **given)
             return with_arguments(made, function, args, given) if hasattr(made, "made") else made
 
@@ -308,7 +359,9 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
     return decorate
 
 
-def with_arguments(result: Any, function: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+def with_arguments(
+    result: Any, function: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
+) -> Any:
     """Record how an environment or an algorithm was made.
 
     Args:
@@ -323,7 +376,11 @@ def with_arguments(result: Any, function: Callable[..., Any], args: tuple[Any, .
     bound = inspect.signature(function).bind(*args, **given)
     bound.apply_defaults()
     defaults = {name: one.default for name, one in bound.signature.parameters.items()}
-    words = {n: value for n, value in bound.arguments.items() if not (callable(value) and value is defaults[n])}
+    words = {
+        n: value
+        for n, value in bound.arguments.items()
+        if not (callable(value) and value is defaults[n])
+    }
     return result._replace(made=Made(function.__name__, words, result._replace(made=None)))
 
 
@@ -349,7 +406,11 @@ def has_choices(hint: Any) -> bool:
     Returns:
         True for texts to choose from, true or false, sizes of layers, and a dataclass of options.
     """
-    return get_origin(hint) is Literal or hint in (bool, bool | None, tuple[int, ...]) or is_dataclass(hint)
+    return (
+        get_origin(hint) is Literal
+        or hint in (bool, bool | None, tuple[int, ...])
+        or is_dataclass(hint)
+    )
 
 
 def _is_function(hint: Any) -> bool:
@@ -379,7 +440,9 @@ def check_choice(name: str, value: Any, hint: Any) -> None:
         right, wanted = isinstance(value, cast(type, hint)), f"{cast(type, hint).__name__}(...)"
     elif hint == tuple[int, ...]:
         listed = isinstance(value, list | tuple)
-        right = listed and all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1 for n in value)
+        right = listed and all(
+            isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1 for n in value
+        )
         wanted = "whole numbers of at least 1" if listed else "a list such as [256,256]"
     else:
         right = isinstance(value, bool | np.bool_) or (value is None and hint is not bool)
@@ -438,7 +501,8 @@ def schedules(hyper: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to the form of a config file: schedules as text, tuples as lists, functions as paths.
+    """Convert a value to the form of a config file: schedules as text, tuples as lists, functions
+    as paths.
 
     Args:
         value: Number, text, schedule, function or tuple.
@@ -448,15 +512,25 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, Schedule):
         return _written_schedule(value)
-    return [plain(v) for v in value] if isinstance(value, tuple) else path_of(value) if callable(value) else value
+    return (
+        [plain(v) for v in value]
+        if isinstance(value, tuple)
+        else path_of(value)
+        if callable(value)
+        else value
+    )
 
 
 def _written_schedule(value: Schedule) -> str:
     if isinstance(value, Curve):
         first, last = float(value.values[0]), float(value.values[-1])
-        return f"function from {first} to {last}, {zlib.crc32(np.asarray(value.values).tobytes()):08x}"
+        return (
+            f"function from {first} to {last}, {zlib.crc32(np.asarray(value.values).tobytes()):08x}"
+        )
     if isinstance(value, Steps):
-        return f"{STEPS}:" + ",".join(f"{time:.6g}={one:.6g}" for time, one in zip(*value, strict=True))
+        return f"{STEPS}:" + ",".join(
+            f"{time:.6g}={one:.6g}" for time, one in zip(*value, strict=True)
+        )
     name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
     numbers = value if value.until != 1.0 else value[:2]
     return ":".join([name, *(repr(float(number)) for number in numbers)])
@@ -465,7 +539,9 @@ def _written_schedule(value: Schedule) -> str:
 Rate = jax.Array | float
 """Value of a hyper-parameter at one tick, with schedules evaluated."""
 OptimizerName = str
-"""Name in `OPTIMIZERS`, with constants of `CONSTANTS` if they differ from optax's, such as ``adam:1e-5:0.9:0.95``."""
+"""Name in `OPTIMIZERS`, with constants of `CONSTANTS` if they differ from optax's, such as
+``adam:1e-5:0.9:0.95``.
+"""
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = dict(
     adam=optax.adam, adamw=optax.adamw, radam=optax.radam, rmsprop=optax.rmsprop
 )
@@ -477,7 +553,8 @@ def read_optimizer(text: str) -> tuple[str, dict[str, float]]:
     """Read the name and constants of an optimizer.
 
     Args:
-        text: Name, or name and constants: ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
+        text: Name, or name and constants: ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
 
     Returns:
         Name in `OPTIMIZERS`, and arguments of optax.
@@ -501,7 +578,8 @@ class MakeOptimizer(Protocol):
         """Build the optimizer.
 
         Args:
-            hyper: Hyper-parameters of this tick. The shapes of the optimizer's state must not depend on their values.
+            hyper: Hyper-parameters of this tick. The shapes of the optimizer's state must not
+                depend on their values.
 
         Returns:
             An optax optimizer.
@@ -513,7 +591,8 @@ PickRate = Callable[[Any], Rate]
 
 
 class NamedOptimizer(NamedTuple):
-    """Factory of one of `OPTIMIZERS` after clipping of gradients; all of them treat each number separately.
+    """Factory of one of `OPTIMIZERS` after clipping of gradients; all of them treat each number
+    separately.
 
     Attributes:
         name: Name of the optimizer, with constants.
@@ -534,8 +613,11 @@ class NamedOptimizer(NamedTuple):
         return optax.chain(clip_by_global_norm(hyper.max_grad_norm), scaled, *within)
 
 
-def make_optimizer(name: OptimizerName, *, rate: PickRate = lambda hyper: hyper.learning_rate) -> NamedOptimizer:
-    """Return a factory of an optax optimizer after clipping to the global norm ``hyper.max_grad_norm``.
+def make_optimizer(
+    name: OptimizerName, *, rate: PickRate = lambda hyper: hyper.learning_rate
+) -> NamedOptimizer:
+    """Return a factory of an optax optimizer after clipping to the global norm
+    ``hyper.max_grad_norm``.
 
     AdamW decays weights by ``hyper.weight_decay``.
 
@@ -560,7 +642,9 @@ def check_optimizer(name: str, weight_decay: Any) -> None:
         ValueError: As `read_optimizer`, or the optimizer has no weight decay.
     """
     if read_optimizer(name)[0] != "adamw" and weight_decay != 0.0:
-        raise ValueError(f"optimizer={name} has no weight decay: write optimizer=adamw, or leave weight_decay out")
+        raise ValueError(
+            f"optimizer={name} has no weight decay: write optimizer=adamw, or leave weight_decay out"
+        )
 
 
 def keep_within(low: float, high: float) -> optax.GradientTransformation:
@@ -584,7 +668,8 @@ def keep_within(low: float, high: float) -> optax.GradientTransformation:
 def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
     """Return a gradient transformation like optax's `clip_by_global_norm`, but faster.
 
-    It multiplies all numbers by one factor, where optax divides, multiplies and selects for each number.
+    It multiplies all numbers by one factor, where optax divides, multiplies and selects for each
+    number.
 
     Args:
         max_norm: Largest norm of the gradients.

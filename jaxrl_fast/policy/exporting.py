@@ -1,4 +1,6 @@
-"""Policies as JAX and ONNX files, each tested: it must select the policy's actions for random observations."""
+"""Policies as JAX and ONNX files, each tested: it must select the policy's actions for random
+observations.
+"""
 
 import importlib.util
 import math
@@ -21,22 +23,24 @@ NUM_STEPS, NUM_ENVS = 10, 100
 NUM_OBSERVATIONS = NUM_STEPS * NUM_ENVS
 NUM_PERTURBED = 16
 ROUNDING = {"f32": (1e-5, 2.0**-20), "bf16": (1e-2, 2.0**-12)}
-"""By precision: the difference that any policy may have, as a share of the range of actions, and the relative change of
-parameters that simulates rounding.
+"""By precision: the difference that any policy may have, as a share of the range of actions, and
+the relative change of parameters that simulates rounding.
 """
 
 
 ActOnBatch = Callable[[PyTree, PyTree, np.ndarray], tuple[Any, PyTree]]
-"""(carry: memory ``[E, ...]``, ignored without a memory; obs ``[E, ...]``; first ``[E]``: whether an episode begins) ->
-(actions ``[E, ...]``, next carry), as a policy or its exported file computes them.
+"""(carry: memory ``[E, ...]``, ignored without a memory; obs ``[E, ...]``; first ``[E]``: whether
+an episode begins) -> (actions ``[E, ...]``, next carry), as a policy or its exported file computes
+them.
 """
 
 
 def compare(policy: Policy, step: ActOnBatch) -> str:
     """Compare actions with the policy's over `NUM_OBSERVATIONS` observations.
 
-    The effect of rounding on actions depends on the policy and its inputs, so it is measured: the difference may be as
-    large as the change of the policy's actions when the last bits of its parameters are perturbed.
+    The effect of rounding on actions depends on the policy and its inputs, so it is measured: the
+    difference may be as large as the change of the policy's actions when the last bits of its
+    parameters are perturbed.
 
     Args:
         policy: Policy.
@@ -50,19 +54,27 @@ def compare(policy: Policy, step: ActOnBatch) -> str:
     """
     rng = np.random.default_rng(0)
     obs = draw_observations(policy, rng)
-    first = np.concatenate([np.ones((1, NUM_ENVS), bool), rng.random((NUM_STEPS - 1, NUM_ENVS)) < 0.1])
+    first = np.concatenate(
+        [np.ones((1, NUM_ENVS), bool), rng.random((NUM_STEPS - 1, NUM_ENVS)) < 0.1]
+    )
     tolerance, change = ROUNDING[policy.made_by["options"].get("precision", "f32")]
     act, key = jax.jit(policy.act), jax.random.key(0)
     carry = policy.initial_carry(NUM_ENVS)
 
     def play_with(params: PyTree) -> np.ndarray:
-        return _play(lambda carry, obs, first: act(params, carry, obs, first, key), carry, obs, first)
+        return _play(
+            lambda carry, obs, first: act(params, carry, obs, first, key), carry, obs, first
+        )
 
     expected = play_with(policy.params)
     actual = _play(step, memory_of(carry), obs, first)
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
-        raise ValueError(f"actions {actual.dtype}{actual.shape[1:]} instead of {expected.dtype}{expected.shape[1:]}")
-    perturbed = np.stack([play_with(_perturb(policy.params, rng, change)) for _ in range(NUM_PERTURBED)])
+        raise ValueError(
+            f"actions {actual.dtype}{actual.shape[1:]} instead of {expected.dtype}{expected.shape[1:]}"
+        )
+    perturbed = np.stack(
+        [play_with(_perturb(policy.params, rng, change)) for _ in range(NUM_PERTURBED)]
+    )
     space = policy.spec.action
     if not isinstance(space, Box):
         return _compare_discrete(actual, expected, perturbed)
@@ -75,9 +87,9 @@ def compare(policy: Policy, step: ActOnBatch) -> str:
 def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
     """Draw random observations of the environment's own space, of the parts that the policy reads.
 
-    Numbers are normal with the mean and deviation of the policy's statistics, else standard normal. Integers are
-    rounded, or uniform without statistics (bytes: 0 to 255; others: 0 to 9); Discrete ones are uniform. A mask allows
-    at least one action.
+    Numbers are normal with the mean and deviation of the policy's statistics, else standard normal.
+    Integers are rounded, or uniform without statistics (bytes: 0 to 255; others: 0 to 9); Discrete
+    ones are uniform. A mask allows at least one action.
 
     Args:
         policy: Policy.
@@ -89,18 +101,27 @@ def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
     adapter, stats = policy.adapter, policy.params.obs
     known = stats is not None and float(stats.samples) > 0
     names = [
-        jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(policy.spec.obs)
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, _ in jax.tree.leaves_with_path(policy.spec.obs)
     ]
     moments: dict[str, Any] = {}
     if stats is not None and known:
-        moments = dict(zip(names, zip(*map(jax.tree.leaves, (stats.mean, stats.variance)), strict=True), strict=True))
+        moments = dict(
+            zip(
+                names,
+                zip(*map(jax.tree.leaves, (stats.mean, stats.variance)), strict=True),
+                strict=True,
+            )
+        )
 
     def draw(part: spaces.SpacePart) -> np.ndarray:
         space, shape = part.space, (NUM_STEPS, NUM_ENVS, *spaces.own_shape(part.space))
         dtype = spaces.file_dtype(space)
         if spaces.MASK in part.path:
             numbers: np.ndarray = rng.random(shape) < 0.5
-            np.put_along_axis(numbers, rng.integers(shape[-1], size=(*shape[:-1], 1)), True, axis=-1)
+            np.put_along_axis(
+                numbers, rng.integers(shape[-1], size=(*shape[:-1], 1)), True, axis=-1
+            )
             return numbers.astype(dtype)
         limits = spaces.range_of(space)
         if space["kind"] in ("Discrete", "MultiDiscrete") and limits is not None:
@@ -117,7 +138,9 @@ def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
             numbers = np.clip(np.rint(numbers), np.iinfo(dtype).min, np.iinfo(dtype).max)
         return numbers.astype(dtype)
 
-    return spaces.build(adapter.space, {part.path: draw(part) for part in adapter.parts(policy.params)})
+    return spaces.build(
+        adapter.space, {part.path: draw(part) for part in adapter.parts(policy.params)}
+    )
 
 
 def _play(step: ActOnBatch, carry: PyTree, obs: PyTree, first: np.ndarray) -> np.ndarray:
@@ -127,13 +150,19 @@ def _play(step: ActOnBatch, carry: PyTree, obs: PyTree, first: np.ndarray) -> np
         now = jax.tree.map(operator.itemgetter(t), (obs, first))
         action, carry = step(carry, *now)
         each = [np.asarray(one) for one in jax.tree.leaves(action)]
-        actions.append(each[0] if len(each) == 1 else np.concatenate([one.reshape(NUM_ENVS, -1) for one in each], 1))
+        actions.append(
+            each[0]
+            if len(each) == 1
+            else np.concatenate([one.reshape(NUM_ENVS, -1) for one in each], 1)
+        )
     return np.stack(actions)
 
 
 def _perturb(params: PyTree, rng: np.random.Generator, change: float) -> PyTree:
     def perturb(x: jax.Array) -> jax.Array:
-        return jnp.asarray(np.asarray(x) * (1.0 + change * rng.uniform(-1.0, 1.0, x.shape)), x.dtype)
+        return jnp.asarray(
+            np.asarray(x) * (1.0 + change * rng.uniform(-1.0, 1.0, x.shape)), x.dtype
+        )
 
     return jax.tree.map(perturb, params)
 
@@ -144,11 +173,17 @@ def _compare_discrete(actual: np.ndarray, expected: np.ndarray, perturbed: np.nd
     if wrong := np.count_nonzero(differ & ~tied):
         raise ValueError(f"{wrong} of {NUM_OBSERVATIONS:,} actions differ from the policy's")
     count = np.count_nonzero(differ)
-    return f"{count} actions differ from the policy's" + (", each a tie within rounding" if count else "")
+    return f"{count} actions differ from the policy's" + (
+        ", each a tie within rounding" if count else ""
+    )
 
 
 def _compare_continuous(
-    actual: np.ndarray, expected: np.ndarray, perturbed: np.ndarray, span: np.ndarray, tolerance: float
+    actual: np.ndarray,
+    expected: np.ndarray,
+    perturbed: np.ndarray,
+    span: np.ndarray,
+    tolerance: float,
 ) -> str:
     span = np.where(span > 0, span, 1.0)
     difference = np.abs(actual - expected) / span
@@ -168,8 +203,9 @@ class Signature(NamedTuple):
     """The exported function, its inputs and its outputs.
 
     Attributes:
-        function: Policy with its parameters as constants. ``act(obs)`` returns actions ``[batch, ...]``; with a memory,
-            ``act(carry, obs, first)`` returns actions and the next carry.
+        function: Policy with its parameters as constants. ``act(obs)`` returns actions
+            ``[batch, ...]``; with a memory, ``act(carry, obs, first)`` returns actions and the next
+            carry.
         arguments: Pytrees of ``ShapeDtypeStruct`` ``[batch, ...]`` with a symbolic batch size.
         inputs: Name of each leaf of the arguments -> Python expression for it.
         outputs: Names of the results.
@@ -185,7 +221,8 @@ class Format(NamedTuple):
     """A file format.
 
     Attributes:
-        write: ``(policy) -> content``. Raises ``ValueError`` if the format cannot express the policy.
+        write: ``(policy) -> content``. Raises ``ValueError`` if the format cannot express the
+            policy.
         load: ``(content) -> action selection``, to compare it with the policy.
         usage: ``(signature, path) -> lines`` of Python that act with the file at ``path``.
     """
@@ -207,15 +244,17 @@ def export_policy(policy: Policy, folder: Path, name: str) -> tuple[Path, str]:
         Path of the file, and its difference from the policy in words.
 
     Raises:
-        ValueError: The format cannot express the policy, the file differs from it, or a package is missing; no file is
-            left.
+        ValueError: The format cannot express the policy, the file differs from it, or a package is
+            missing; no file is left.
     """
     path = folder / f"policy.{name}"
     path.unlink(missing_ok=True)
     try:
         content = FORMATS[name].write(policy)
         difference = compare(policy, FORMATS[name].load(content))
-    except Exception as error:  # ONNX runtimes raise separate exception types for unsupported models
+    except (
+        Exception
+    ) as error:  # ONNX runtimes raise separate exception types for unsupported models
         raise ValueError(f"{path} was not written: {error}") from error
     replace_file(path, content)
     return path, difference
@@ -237,7 +276,10 @@ def signature(policy: Policy) -> Signature:
 
     params, adapter = policy.params, policy.adapter
     parts = adapter.parts(params)
-    leaves = {part.path: batched(spaces.own_shape(part.space), spaces.file_dtype(part.space)) for part in parts}
+    leaves = {
+        part.path: batched(spaces.own_shape(part.space), spaces.file_dtype(part.space))
+        for part in parts
+    }
     obs = spaces.build(adapter.space, leaves)
     inputs = _spellings("obs", obs)
 
@@ -287,7 +329,10 @@ def describe(policy: Policy) -> dict[str, str]:
     }
     memory = memory_of(policy.initial_carry(1))
     if memory is not None:
-        parts = [array(_name("carry", path), x.shape[1:], x.dtype) for path, x in jax.tree.leaves_with_path(memory)]
+        parts = [
+            array(_name("carry", path), x.shape[1:], x.dtype)
+            for path, x in jax.tree.leaves_with_path(memory)
+        ]
         begins = f"{array('first', (), bool)}, true where an episode begins, resets it"
         about["memory"] = f"{' and '.join(parts)}, zeros at the start; {begins}"
     return about
@@ -298,14 +343,22 @@ def _action_text(spec: EnvSpec, array: Callable[..., str]) -> str:
     own = spec.action_space
     if own is not None and own["kind"] == "Agents":
         each = own["spaces"].items()
-        return ", ".join(array(f"action.{name}", spaces.own_shape(one), spaces.file_dtype(one)) for name, one in each)
+        return ", ".join(
+            array(f"action.{name}", spaces.own_shape(one), spaces.file_dtype(one))
+            for name, one in each
+        )
     space, shape = spec.action, action_shape(spec)
     if isinstance(space, Box):
-        low, high = (str(np.unique(x)[0] if np.unique(x).size == 1 else x.tolist()) for x in (space.low, space.high))
+        low, high = (
+            str(np.unique(x)[0] if np.unique(x).size == 1 else x.tolist())
+            for x in (space.low, space.high)
+        )
         return f"{array('action', shape, jnp.float32)} from {low} to {high}"
     if isinstance(space, Discrete):
         start = 0 if own is None else own["start"]
-        return f"{array('action', shape, jnp.int32)} from {start} to {start + space.num_actions - 1}"
+        return (
+            f"{array('action', shape, jnp.int32)} from {start} to {start + space.num_actions - 1}"
+        )
     shape, start = (shape, 0) if own is None else (spaces.own_shape(own), own.get("start", 0))
     first = np.broadcast_to(start, np.shape(space.sizes) if own is None else shape)
     last = first + np.reshape(space.sizes, first.shape) - 1
@@ -334,7 +387,9 @@ def fast(policy: Policy) -> Callable[..., Any]:
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     adapter, params, memory = policy.adapter, policy.params, memory_of(policy.initial_carry(1))
     parts = adapter.parts(params)
-    inputs = [(".".join(["obs", *map(str, one.path)]), spaces.file_dtype(one.space)) for one in parts]
+    inputs = [
+        (".".join(["obs", *map(str, one.path)]), spaces.file_dtype(one.space)) for one in parts
+    ]
     shapes = [spaces.own_shape(part.space) for part in parts]
     outputs, own = [tensor.name for tensor in session.get_outputs()], policy.spec.action_space
     num_actions = sum(name.partition(".")[0] == "action" for name in outputs)
@@ -343,10 +398,14 @@ def fast(policy: Policy) -> Callable[..., Any]:
     def feed_of(obs: PyTree) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
         read, values = adapter.read(params, obs)
         if len(read) < len(parts):
-            raise ValueError("policy.fast() needs the observations of all agents: call the policy itself")
+            raise ValueError(
+                "policy.fast() needs the observations of all agents: call the policy itself"
+            )
         lead = values[0].shape[: values[0].ndim - len(shapes[0])]
         arrays = zip(inputs, values, shapes, strict=True)
-        return {name: np.asarray(x, dtype).reshape(-1, *shape) for (name, dtype), x, shape in arrays}, lead
+        return {
+            name: np.asarray(x, dtype).reshape(-1, *shape) for (name, dtype), x, shape in arrays
+        }, lead
 
     def action_of(results: list[np.ndarray], lead: tuple[int, ...]) -> Any:
         actions = [x.reshape((*lead, *x.shape[1:])) for x in results[:num_actions]]
@@ -354,7 +413,10 @@ def fast(policy: Policy) -> Callable[..., Any]:
             return actions[0]
         if own["kind"] == "Agents":
             each = {name.partition(".")[2]: x for name, x in zip(outputs, actions, strict=False)}
-            return {name: each[name].astype(spaces.own_dtype(one))[()] for name, one in own["spaces"].items()}
+            return {
+                name: each[name].astype(spaces.own_dtype(one))[()]
+                for name, one in own["spaces"].items()
+            }
         return actions[0].astype(spaces.own_dtype(own))[()]
 
     def act(obs: PyTree) -> Any:
@@ -408,35 +470,57 @@ def _load_onnx(content: bytes) -> ActOnBatch:
         leaves = jax.tree.leaves((carry, obs, first) if names[-1] == "first" else obs)
         results = session.run(None, dict(zip(names, map(np.asarray, leaves), strict=True)))
         size = len(results) - len(jax.tree.leaves(carry)) if names[-1] == "first" else len(results)
-        after = jax.tree.unflatten(jax.tree.structure(carry), results[size:]) if size < len(results) else carry
+        after = (
+            jax.tree.unflatten(jax.tree.structure(carry), results[size:])
+            if size < len(results)
+            else carry
+        )
         return results[:size], after
 
     return step
 
 
 def _jax_usage(signature: Signature, path: Path) -> list[str]:
-    arguments = ", ".join(dict.fromkeys(spelling.partition("[")[0] for spelling in signature.inputs.values()))
-    results = ", ".join(dict.fromkeys(name.removeprefix("next_").partition(".")[0] for name in signature.outputs))
-    return [f'act = jax.export.deserialize(pathlib.Path("{path}").read_bytes()).call', f"{results} = act({arguments})"]
+    arguments = ", ".join(
+        dict.fromkeys(spelling.partition("[")[0] for spelling in signature.inputs.values())
+    )
+    results = ", ".join(
+        dict.fromkeys(name.removeprefix("next_").partition(".")[0] for name in signature.outputs)
+    )
+    return [
+        f'act = jax.export.deserialize(pathlib.Path("{path}").read_bytes()).call',
+        f"{results} = act({arguments})",
+    ]
 
 
 def _onnx_usage(signature: Signature, path: Path) -> list[str]:
     feed = ", ".join(f'"{name}": {spelling}' for name, spelling in signature.inputs.items())
     carried = [name.removeprefix("next_") for name in signature.outputs]
     results = ", ".join(signature.inputs.get(name, name) for name in carried)
-    return [f'session = onnxruntime.InferenceSession("{path}")', f"[{results}] = session.run(None, {{{feed}}})"]
+    return [
+        f'session = onnxruntime.InferenceSession("{path}")',
+        f"[{results}] = session.run(None, {{{feed}}})",
+    ]
 
 
-FORMATS = {"jax": Format(_write_jax, _load_jax, _jax_usage), "onnx": Format(_write_onnx, _load_onnx, _onnx_usage)}
+FORMATS = {
+    "jax": Format(_write_jax, _load_jax, _jax_usage),
+    "onnx": Format(_write_onnx, _load_onnx, _onnx_usage),
+}
 
 
 def _name(root: str, path: tuple) -> str:
-    return ".".join([root, *([jax.tree_util.keystr(path, simple=True, separator=".")] if path else [])])
+    return ".".join(
+        [root, *([jax.tree_util.keystr(path, simple=True, separator=".")] if path else [])]
+    )
 
 
 def _spellings(root: str, tree: PyTree) -> dict[str, str]:
     """Return the name of each leaf of an input, and its Python expression."""
-    return {_name(root, path): f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)}
+    return {
+        _name(root, path): f"{root}{jax.tree_util.keystr(path)}"
+        for path, _ in jax.tree.leaves_with_path(tree)
+    }
 
 
 def has_onnx() -> bool:

@@ -1,10 +1,10 @@
 """A function as an ONNX graph, converted from its jaxpr primitive by primitive.
 
-It supports the primitives that policies use and raises for others. Values that depend on no input become constants;
-values on which no output depends are omitted.
+It supports the primitives that policies use and raises for others. Values that depend on no input
+become constants; values on which no output depends are omitted.
 
-This module replaces jax2onnx 0.13, the last version that can be installed with our other packages: it supports neither
-a GRU nor many jaxprs of JAX 0.11, and depends on 25 packages.
+This module replaces jax2onnx 0.13, the last version that can be installed with our other packages:
+it supports neither a GRU nor many jaxprs of JAX 0.11, and depends on 25 packages.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,13 +77,17 @@ def to_onnx(
         [onnx.numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
     )
     opsets = [helper.make_opsetid("", OPSET)]
-    model = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="jaxrl_fast")
+    model = helper.make_model(
+        onnx_graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="jaxrl_fast"
+    )
     helper.set_model_props(model, metadata)
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 
 
-def _convert(graph: OnnxGraph, program: jaxprs.TracedProgram, values: Sequence[Value]) -> list[Value]:
+def _convert(
+    graph: OnnxGraph, program: jaxprs.TracedProgram, values: Sequence[Value]
+) -> list[Value]:
     """Write a program's equations into the graph; return its results."""
     jaxpr, consts = program
     known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, consts), strict=True))
@@ -93,7 +97,9 @@ def _convert(graph: OnnxGraph, program: jaxprs.TracedProgram, values: Sequence[V
         return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else known[atom]
 
     for eqn in _live(jaxpr):
-        known |= zip(eqn.outvars, _equation(graph, eqn, [read(atom) for atom in eqn.invars]), strict=True)
+        known |= zip(
+            eqn.outvars, _equation(graph, eqn, [read(atom) for atom in eqn.invars]), strict=True
+        )
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -122,7 +128,10 @@ def _equation(graph: OnnxGraph, eqn: Any, values: list[Value]) -> Sequence[Value
     constant = [value for value in values if isinstance(value, np.ndarray)]
     if len(constant) == len(values) and not any(_symbolic(var.aval.shape) for var in eqn.outvars):
         results = eqn.primitive.bind(*constant, **eqn.params)
-        return [np.asarray(result) for result in (results if eqn.primitive.multiple_results else [results])]
+        return [
+            np.asarray(result)
+            for result in (results if eqn.primitive.multiple_results else [results])
+        ]
     if name in SAME:
         return [_emit(graph, SAME[name], *values)]
     if name not in RULES:
@@ -139,7 +148,9 @@ def _emit(graph: OnnxGraph, op: str, *values: Value, **attributes: Any) -> str:
     return _emit_many(graph, op, 1, *values, **attributes)[0]
 
 
-def _emit_many(graph: OnnxGraph, op: str, count: int, *values: Value, **attributes: Any) -> list[str]:
+def _emit_many(
+    graph: OnnxGraph, op: str, count: int, *values: Value, **attributes: Any
+) -> list[str]:
     from onnx import helper
 
     names = [f"{op.lower()}_{len(graph.nodes)}" + (f"_{i}" if i else "") for i in range(count)]
@@ -161,7 +172,9 @@ def _described(name: str, aval: Any) -> Any:
     from onnx import helper
 
     shape = ["batch" if _symbolic((size,)) else size for size in aval.shape]
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(aval.dtype)), shape)
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(np.dtype(aval.dtype)), shape
+    )
 
 
 def _symbolic(shape: Sequence[Any]) -> bool:
@@ -179,7 +192,9 @@ def _cast(graph: OnnxGraph, value: Value, dtype: Any) -> str:
 
 
 def _reshape(graph: OnnxGraph, value: Value, shape: Sequence[Any]) -> str:
-    return _emit(graph, "Reshape", value, _integers([-1 if _symbolic((size,)) else size for size in shape]))
+    return _emit(
+        graph, "Reshape", value, _integers([-1 if _symbolic((size,)) else size for size in shape])
+    )
 
 
 def _broadcast(graph: OnnxGraph, eqn: Any, x: Value) -> str:
@@ -202,13 +217,21 @@ def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
     for value, var, over, batch in zip((x, w), eqn.invars, summed, batches, strict=True):
         free = [axis for axis in range(len(var.aval.shape)) if axis not in (*over, *batch)]
         constant = value.astype(dtype) if isinstance(value, np.ndarray) else None
-        wide = constant if constant is not None else value if var.aval.dtype == dtype else _cast(graph, value, dtype)
+        wide = (
+            constant
+            if constant is not None
+            else value
+            if var.aval.dtype == dtype
+            else _cast(graph, value, dtype)
+        )
         operands.append((wide, list(batch), free, list(over)))
     count = len(batches[0])
     if _is_matmul(*operands):
         return _matmul(graph, *operands)
     if not _is_matmul(*operands[::-1]):
-        formula = einsum_formula(eqn.params["dimension_numbers"], *(len(var.aval.shape) for var in eqn.invars))
+        formula = einsum_formula(
+            eqn.params["dimension_numbers"], *(len(var.aval.shape) for var in eqn.invars)
+        )
         return _emit(graph, "Einsum", *(value for value, *_ in operands), equation=formula)
     product = _matmul(graph, *operands[::-1])
     last = count + len(operands[1][2])
@@ -216,7 +239,9 @@ def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
 
 
 def _is_matmul(left: tuple, right: tuple) -> bool:
-    """Return whether `_matmul` multiplies two operands: one axis is summed, and the second has one free axis."""
+    """Return whether `_matmul` multiplies two operands: one axis is summed, and the second has one
+    free axis.
+    """
     (_, batch, free, over), (_, _, free_right, _) = left, right
     return len(over) == len(free_right) == 1 and not (batch and not free)
 
@@ -230,7 +255,9 @@ def _matmul(graph: OnnxGraph, left: tuple, right: tuple) -> str:
         for value, axes in zip((x, w), orders, strict=True)
     )
     if batch_x and len(free_x) > 1:  # equal for all but the last of these axes
-        w = _emit(graph, "Unsqueeze", w, _integers(range(len(batch_x), len(batch_x) + len(free_x) - 1)))
+        w = _emit(
+            graph, "Unsqueeze", w, _integers(range(len(batch_x), len(batch_x) + len(free_x) - 1))
+        )
     return _emit(graph, "MatMul", x, w)
 
 
@@ -247,24 +274,34 @@ def _gather(graph: OnnxGraph, eqn: Any, x: Value, index: Value) -> str:
     numbers, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
     axes = numbers.collapsed_slice_dims
     whole = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    one_axis = len(axes) == 1 and axes == numbers.start_index_map and eqn.params["slice_sizes"] == whole
+    one_axis = (
+        len(axes) == 1 and axes == numbers.start_index_map and eqn.params["slice_sizes"] == whole
+    )
     if not one_axis or not isinstance(index, np.ndarray) or index.shape != (1,):
         raise _unknown(eqn)
     return _emit(graph, "Gather", x, _integers(index.item()), axis=axes[0])
 
 
 def _slice(graph: OnnxGraph, eqn: Any, x: Value) -> str:
-    starts, ends, shape = eqn.params["start_indices"], eqn.params["limit_indices"], eqn.invars[0].aval.shape
+    starts, ends, shape = (
+        eqn.params["start_indices"],
+        eqn.params["limit_indices"],
+        eqn.invars[0].aval.shape,
+    )
     cut = [axis for axis, size in enumerate(shape) if (starts[axis], ends[axis]) != (0, size)]
     steps = eqn.params["strides"] or (1,) * len(shape)
     if any(steps[axis] != 1 for axis in range(len(shape)) if axis not in cut):
         raise _unknown(eqn)
     parts = [_integers([numbers[axis] for axis in cut]) for numbers in (starts, ends)]
-    return _emit(graph, "Slice", x, *parts, _integers(cut), _integers([steps[axis] for axis in cut]))
+    return _emit(
+        graph, "Slice", x, *parts, _integers(cut), _integers([steps[axis] for axis in cut])
+    )
 
 
 def _scan(graph: OnnxGraph, eqn: Any, *values: Value) -> list[Value]:
-    """Inline one step of a loop, as action selection runs it. Results stacked over steps have an additional axis."""
+    """Inline one step of a loop, as action selection runs it. Results stacked over steps have an
+    additional axis.
+    """
     body = jaxprs.single_step(eqn)
     if body is None:
         raise _unknown(eqn)
@@ -328,9 +365,13 @@ RULES: dict[str, Callable[..., Any]] = {
     "concatenate": lambda g, e, *xs: _emit(g, "Concat", *xs, axis=e.params["dimension"]),
     "convert_element_type": lambda g, e, x: _cast(g, x, e.params["new_dtype"]),
     "dot_general": _dot,
-    "expm1": lambda g, e, x: _emit(g, "Sub", _emit(g, "Exp", x), np.ones((), e.invars[0].aval.dtype)),
+    "expm1": lambda g, e, x: _emit(
+        g, "Sub", _emit(g, "Exp", x), np.ones((), e.invars[0].aval.dtype)
+    ),
     "gather": _gather,
-    "integer_pow": lambda g, e, x: _emit(g, "Pow", x, np.asarray(e.params["y"], e.invars[0].aval.dtype)),
+    "integer_pow": lambda g, e, x: _emit(
+        g, "Pow", x, np.asarray(e.params["y"], e.invars[0].aval.dtype)
+    ),
     "reduce_max": lambda g, e, x: _emit(g, "ReduceMax", x, _integers(e.params["axes"]), keepdims=0),
     "reduce_sum": lambda g, e, x: _emit(g, "ReduceSum", x, _integers(e.params["axes"]), keepdims=0),
     "reshape": lambda g, e, x: _reshape(g, x, e.params["new_sizes"]),

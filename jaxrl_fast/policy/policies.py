@@ -1,4 +1,6 @@
-"""A trained policy as a value: parameters, observation statistics and two pure functions; also of a single agent."""
+"""A trained policy as a value: parameters, observation statistics and two pure functions; also of a
+single agent.
+"""
 
 import inspect
 import json
@@ -17,7 +19,16 @@ from jax.tree_util import keystr
 
 from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, action_shape, require_devices
+from jaxrl_fast.core import (
+    Actions,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    PyTree,
+    action_shape,
+    require_devices,
+)
 from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
@@ -36,22 +47,24 @@ AGENT = "agent"
 class Policy:
     """The greedy policy, in the environment's own observations and actions.
 
-    Calling a feed-forward policy maps one observation, or a batch with any leading axes, to actions; a recurrent one is
-    stepped with ``act``. Entries of dictionaries are read by name, and only those that select actions are needed. With
-    several agents it is the joint policy; ``agent(2)`` is the policy of the third agent.
+    Calling a feed-forward policy maps one observation, or a batch with any leading axes, to
+    actions; a recurrent one is stepped with ``act``. Entries of dictionaries are read by name, and
+    only those that select actions are needed. With several agents it is the joint policy;
+    ``agent(2)`` is the policy of the third agent.
 
     It is no NamedTuple, because `jax.jit` takes no tuples.
 
     Attributes:
         params: Parameters and statistics.
-        act: ``(params, carry, obs, first, key) -> (actions, carry)`` of a batch: ``carry`` ``[E, ...]`` from
-            ``initial_carry`` or the last call (without a memory: any), ``obs`` ``[E, ...]``, and ``first`` ``[E]``,
-            whether an episode begins.
-        initial_carry: ``(num_envs) -> carry`` before the first step, leaves ``[num_envs, ...]``; no leaves without a
-            memory.
+        act: ``(params, carry, obs, first, key) -> (actions, carry)`` of a batch: ``carry``
+            ``[E, ...]`` from ``initial_carry`` or the last call (without a memory: any), ``obs``
+            ``[E, ...]``, and ``first`` ``[E]``, whether an episode begins.
+        initial_carry: ``(num_envs) -> carry`` before the first step, leaves ``[num_envs, ...]``; no
+            leaves without a memory.
         spec: Environment on which it was trained.
         made_by: Algorithm and its options, from which its networks can be rebuilt.
-        act_arrays: As ``act``, with observations and actions as the arrays of training (``spec.obs``, ``spec.action``).
+        act_arrays: As ``act``, with observations and actions as the arrays of training
+            (``spec.obs``, ``spec.action``).
     """
 
     params: PolicyParams
@@ -67,11 +80,14 @@ class Policy:
 
     @property
     def adapter(self) -> SpaceAdapter:
-        """Conversion between the environment's own spaces and the arrays of training, made and compiled once."""
+        """Conversion between the environment's own spaces and the arrays of training, made and
+        compiled once.
+        """
         return adapter_of(self.spec, self.act_arrays, self.initial_carry)
 
     def __call__(self, obs: PyTree) -> Any:
-        """Return the action for an observation, or actions ``[..., *action]`` for observations ``[..., *obs]``.
+        """Return the action for an observation, or actions ``[..., *action]`` for observations
+        ``[..., *obs]``.
 
         Args:
             obs: Observations as the environment gives them: NumPy, JAX or plain Python.
@@ -83,7 +99,9 @@ class Policy:
             ValueError: The policy has a memory, or the observation has other shapes or names.
         """
         if jax.tree.leaves(self.initial_carry(1)):
-            raise ValueError("this policy has a memory: step it with policy.act and policy.initial_carry")
+            raise ValueError(
+                "this policy has a memory: step it with policy.act and policy.initial_carry"
+            )
         return self.adapter.of(obs).first_action(self.params, obs)
 
     def __repr__(self) -> str:
@@ -94,11 +112,12 @@ class Policy:
         return replace(self, **changes)
 
     def fast(self) -> Callable[..., Any]:
-        """Return the policy as a function for a loop in Python, run by ONNX Runtime in one thread, without JAX.
+        """Return the policy as a function for a loop in Python, run by ONNX Runtime in one thread,
+        without JAX.
 
         Returns:
-            ``(obs) -> action``, as calling the policy; with a memory ``(carry, obs, first) -> (action, carry)``, where
-            ``carry`` is None at the start.
+            ``(obs) -> action``, as calling the policy; with a memory
+            ``(carry, obs, first) -> (action, carry)``, where ``carry`` is None at the start.
 
         Raises:
             ValueError: A package is missing, or ONNX cannot express the policy.
@@ -106,7 +125,8 @@ class Policy:
         return import_module("jaxrl_fast.policy.exporting").fast(self)
 
     def agent(self, number: int) -> "Policy":
-        """Return one agent's policy, from this agent's observation to its action. It can be exported, not saved.
+        """Return one agent's policy, from this agent's observation to its action. It can be
+        exported, not saved.
 
         Args:
             number: Number of the agent, from 0.
@@ -118,7 +138,9 @@ class Policy:
         return policy_of_agent(self, number)
 
 
-def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: dict[str, Any]) -> Policy:
+def make_policy(
+    spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: dict[str, Any]
+) -> Policy:
     """Build a policy from action selection and parameters.
 
     Args:
@@ -133,15 +155,21 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
     # Some algorithms carry exploration noise, on which greedy actions do not depend.
     remembers = memory_of(acting.greedy_carry(1)) is not None
 
-    def act_arrays(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+    def act_arrays(
+        params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array
+    ) -> tuple:
         seen = obs if params.obs is None else normalize(params.obs, obs)
         if not remembers:  # any carry is accepted, even ()
             return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
         return acting.greedy(params.parts, carry, seen, first, key)
 
-    def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+    def act(
+        params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array
+    ) -> tuple:
         adapter = adapter_of(spec, act_arrays, initial_carry).of(obs)
-        action, carry = act_arrays(params, carry, adapter.to_arrays(*adapter.read(params, obs)), first, key)
+        action, carry = act_arrays(
+            params, carry, adapter.to_arrays(*adapter.read(params, obs)), first, key
+        )
         return adapter.to_actions(action), carry
 
     initial_carry = acting.greedy_carry if remembers else lambda num_envs: Carry((), {}, ())
@@ -169,8 +197,15 @@ def require_policy(policy: Any, spec: EnvSpec | None = None) -> None:
 
 def _interface(spec: EnvSpec) -> tuple[Any, ...]:
     paths = jax.tree_util.tree_leaves_with_path(spec.obs)
-    sizes = np.asarray(getattr(spec.action, "num_actions", getattr(spec.action, "sizes", ()))).tolist()
-    return [(keystr(path), x.shape, x.dtype) for path, x in paths], type(spec.action), action_shape(spec), sizes
+    sizes = np.asarray(
+        getattr(spec.action, "num_actions", getattr(spec.action, "sizes", ()))
+    ).tolist()
+    return (
+        [(keystr(path), x.shape, x.dtype) for path, x in paths],
+        type(spec.action),
+        action_shape(spec),
+        sizes,
+    )
 
 
 def save_policy(policy: Policy, folder: str | Path) -> None:
@@ -189,25 +224,37 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
         raise _not_saved(policy)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
+    description = {
+        "format": FORMAT_VERSION,
+        "spec": spec_to_json(policy.spec),
+        "made_by": policy.made_by,
+    }
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
     replace_file(folder / "params.msgpack", params)
     replace_file(folder / "policy.json", f"{json.dumps(description, indent=2, default=path_of)}\n")
 
 
 def _no_policy(value: Any) -> ValueError:
-    how = "result.policy" if hasattr(value, "policy") else "a policy, such as jaxrl_fast.load_policy(path)"
+    how = (
+        "result.policy"
+        if hasattr(value, "policy")
+        else "a policy, such as jaxrl_fast.load_policy(path)"
+    )
     return ValueError(f"policy is a {type(value).__name__}: write {how}")
 
 
 def _not_saved(policy: Any) -> ValueError:
     if not isinstance(policy, Policy):
         return _no_policy(policy)
-    return ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the joint policy")
+    return ValueError(
+        f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the joint policy"
+    )
 
 
 OwnAlgorithm = Algorithm | Callable[..., Algorithm] | None
-"""An algorithm that is not in `ALGORITHMS`, or its factory, which gets the ``options`` of ``made_by``."""
+"""An algorithm that is not in `ALGORITHMS`, or its factory, which gets the ``options`` of
+``made_by``.
+"""
 
 
 def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
@@ -215,13 +262,15 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
 
     Args:
         path: Folder of a run, or of its policy.
-        algorithm: Your algorithm or its factory, if it is not one of this package. Nothing in the folder is executed.
+        algorithm: Your algorithm or its factory, if it is not one of this package. Nothing in the
+            folder is executed.
 
     Returns:
         The policy.
 
     Raises:
-        ValueError: The folder contains no policy, or a damaged one, or the algorithm is missing or another one.
+        ValueError: The folder contains no policy, or a damaged one, or the algorithm is missing or
+            another one.
     """
     folder = Path(path)
     folder = folder / "policy" if (folder / "policy" / "policy.json").exists() else folder
@@ -236,7 +285,9 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
                 f"algo.make={make}, or load_policy(path, algorithm=...)"
             )
         options = made_by["options"]
-        own = " ".join(f"algo.{name}={options[name]}" for name in CODE if names_code(options.get(name)))
+        own = " ".join(
+            f"algo.{name}={options[name]}" for name in CODE if names_code(options.get(name))
+        )
         if algorithm is None and own:
             raise ValueError(
                 f"its {own} is your own, and code that a folder names is not executed: write {own} again, or "
@@ -246,18 +297,28 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
         acting = acting_of(agent, view)
         template = params_template(spec, agent.parts, acting, made_by["normalize_observations"])
     except Exception as error:  # the file may contain anything
-        raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}"
+        ) from error
     wanted = by_name(template)
     try:
         found = serialization.msgpack_restore(stored)
-        found = with_variances(_named_by_position(found, wanted) if description["format"] == BY_POSITION else found)
+        found = with_variances(
+            _named_by_position(found, wanted) if description["format"] == BY_POSITION else found
+        )
         leaves: list[Any] = [found.get(name) for name in wanted]
     except Exception as error:  # errors of msgpack and flax on damaged bytes vary
-        raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}"
+        ) from error
     if difference := _difference(found, wanted):
         owner = "they are of different runs" if algorithm is None else _other_networks(algorithm)
-        raise ValueError(f"{folder}/params.msgpack does not match {folder}/policy.json: {difference}: {owner}")
-    params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
+        raise ValueError(
+            f"{folder}/params.msgpack does not match {folder}/policy.json: {difference}: {owner}"
+        )
+    params = jax.tree.unflatten(
+        jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves]
+    )
     return make_policy(spec, acting, params, made_by)
 
 
@@ -280,7 +341,9 @@ def _other_networks(algorithm: OwnAlgorithm) -> str:
     return "the factory makes other networks than then"
 
 
-def built_again(spec: EnvSpec, made_by: dict[str, Any], algorithm: OwnAlgorithm = None) -> tuple[Agent, View | None]:
+def built_again(
+    spec: EnvSpec, made_by: dict[str, Any], algorithm: OwnAlgorithm = None
+) -> tuple[Agent, View | None]:
     """Rebuild the agent of a policy, and its view of observations.
 
     Args:
@@ -292,15 +355,22 @@ def built_again(spec: EnvSpec, made_by: dict[str, Any], algorithm: OwnAlgorithm 
         The agent, and how its networks read images (None without images).
     """
     view = view_of(spec)
-    # Sizes such as the batch are not stored and do not matter here; their defaults support 64 environments.
+    # Sizes such as the batch are not stored and do not matter here; their defaults support 64
+    # environments.
     if not isinstance(algorithm, Algorithm):
         factory = ALGORITHMS[made_by["algo"]] if algorithm is None else algorithm
-        taken = inspect.signature(factory).parameters  # a user's may call one of this package with other options
+        taken = inspect.signature(
+            factory
+        ).parameters  # a user's may call one of this package with other options
         every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
         given = algorithm.keywords if isinstance(algorithm, partial) else {}
         stored = {**made_by["options"], **given}
-        options = {name: x for name, x in stored.items() if every or name in taken or algorithm is None}
-        algorithm = factory(**{name: tuple(x) if isinstance(x, list) else x for name, x in options.items()})
+        options = {
+            name: x for name, x in stored.items() if every or name in taken or algorithm is None
+        }
+        algorithm = factory(
+            **{name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
+        )
     return algorithm.build(view.spec if view else spec, 64), view
 
 
@@ -309,7 +379,8 @@ SAMPLED = ("ppo", "impala", "sac", "sac_discrete", "ippo", "mappo", "iql", "repp
 
 
 def with_sampled_actions(policy: Policy, algorithm: OwnAlgorithm = None) -> Policy:
-    """Return a policy that draws its actions from its distribution, instead of the most probable ones.
+    """Return a policy that draws its actions from its distribution, instead of the most probable
+    ones.
 
     Args:
         policy: Policy.
@@ -329,11 +400,15 @@ def with_sampled_actions(policy: Policy, algorithm: OwnAlgorithm = None) -> Poli
         )
     agent, view = built_again(policy.spec, policy.made_by, algorithm)
 
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    def decide(
+        outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple:
         try:
             return agent.decide(outputs, obs, state, key, hyper, True)
         except AttributeError as error:  # of the hyper-parameters, which there are only in training
-            raise ValueError(f"algo={algo}: exploration in decide needs hyper: leave sample=true out") from error
+            raise ValueError(
+                f"algo={algo}: exploration in decide needs hyper: leave sample=true out"
+            ) from error
 
     acting = acting_of(agent._replace(decide=decide), view)
     return make_policy(policy.spec, acting, policy.params, policy.made_by)
@@ -364,7 +439,9 @@ def with_memory(carry: Carry, memory: PyTree) -> Carry:
     """
     names = [*carry.memory, *(["frames"] if jax.tree.leaves(carry.frames) else [])]
     parts = {names[0]: memory} if len(names) == 1 else memory
-    return carry._replace(frames=parts.get("frames", carry.frames), memory={n: parts[n] for n in carry.memory})
+    return carry._replace(
+        frames=parts.get("frames", carry.frames), memory={n: parts[n] for n in carry.memory}
+    )
 
 
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
@@ -378,7 +455,9 @@ def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
         True if shapes, types and action spaces are equal.
     """
     a, b = spec_to_json(one), spec_to_json(other)
-    return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps([b["obs"], b["action"]], sort_keys=True)
+    return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps(
+        [b["obs"], b["action"]], sort_keys=True
+    )
 
 
 HAS_POLICY = "a run has one from its first evaluation, or when it is stopped and saved"
@@ -393,7 +472,11 @@ def best_of_sweep(folder: Path) -> str:
     Returns:
         What to write, empty if it is no folder of a sweep.
     """
-    bests = [each / "best" for each in (folder, folder.parent) if (each / "best" / "policy" / "policy.json").exists()]
+    bests = [
+        each / "best"
+        for each in (folder, folder.parent)
+        if (each / "best" / "policy" / "policy.json").exists()
+    ]
     return f"it is a sweep, write {bests[0]}" if bests else ""
 
 
@@ -416,7 +499,9 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     return description, stored
 
 
-def params_template(spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, normalized: bool) -> PolicyParams:
+def params_template(
+    spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, normalized: bool
+) -> PolicyParams:
     """Return arrays of the shapes and dtypes of a policy's parameters.
 
     Args:
@@ -430,7 +515,9 @@ def params_template(spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, no
     """
 
     def weights() -> dict[str, PyTree]:
-        return acting.greedy_weights({p: Learned(init_params(parts[p], jax.random.key(0))) for p in acting.chooses})
+        return acting.greedy_weights(
+            {p: Learned(init_params(parts[p], jax.random.key(0))) for p in acting.chooses}
+        )
 
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(weights))
     return PolicyParams(zeros, init_stats(spec.obs) if normalized else None)
@@ -445,7 +532,10 @@ def by_name(params: PolicyParams) -> dict[str, Any]:
     Returns:
         Leaves by paths such as ``parts/actor/params/Dense_0/kernel``.
     """
-    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    return {
+        keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree.leaves_with_path(params)
+    }
 
 
 def from_names(template: PolicyParams, leaves: dict[str, Any]) -> PolicyParams:
@@ -458,14 +548,16 @@ def from_names(template: PolicyParams, leaves: dict[str, Any]) -> PolicyParams:
     Returns:
         The parameters.
     """
-    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in by_name(template)])
+    return jax.tree.unflatten(
+        jax.tree.structure(template), [leaves[name] for name in by_name(template)]
+    )
 
 
 def _named_by_position(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays of a file of the first format by name.
 
-    They were numbered: the actor's first, the statistics last, and between them parameters that select no action (SAC's
-    temperature, the critic of a PPO with a memory).
+    They were numbered: the actor's first, the statistics last, and between them parameters that
+    select no action (SAC's temperature, the critic of a PPO with a memory).
     """
     leaves = [stored[str(i)] for i in range(len(stored))]
     weights = [name for name in wanted if name.startswith("parts/")]
@@ -486,12 +578,27 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     """
     action: dict[str, Any]
     if isinstance(spec.action, Box):
-        action = {"low": np.asarray(spec.action.low).tolist(), "high": np.asarray(spec.action.high).tolist()}
+        action = {
+            "low": np.asarray(spec.action.low).tolist(),
+            "high": np.asarray(spec.action.high).tolist(),
+        }
     else:
-        action = {name: list(x) if isinstance(x, tuple) else x for name, x in spec.action._asdict().items()}
+        action = {
+            name: list(x) if isinstance(x, tuple) else x
+            for name, x in spec.action._asdict().items()
+        }
     obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
-    facts = {name: value for name, value in spec._asdict().items() if name not in ("arguments", "goal_reward")}
-    return {**facts, "obs": obs, "action": action, "own_sizes": [list(own) for own in spec.own_sizes]}
+    facts = {
+        name: value
+        for name, value in spec._asdict().items()
+        if name not in ("arguments", "goal_reward")
+    }
+    return {
+        **facts,
+        "obs": obs,
+        "action": action,
+        "own_sizes": [list(own) for own in spec.own_sizes],
+    }
 
 
 def spec_from_json(description: dict[str, Any]) -> EnvSpec:
@@ -516,18 +623,30 @@ def spec_from_json(description: dict[str, Any]) -> EnvSpec:
         return isinstance(x, dict) and set(x) == {"shape", "dtype"}
 
     obs = jax.tree.map(
-        lambda d: jax.ShapeDtypeStruct(tuple(d["shape"]), d["dtype"]), description["obs"], is_leaf=is_leaf
+        lambda d: jax.ShapeDtypeStruct(tuple(d["shape"]), d["dtype"]),
+        description["obs"],
+        is_leaf=is_leaf,
     )
     stack = description.get("frame_stack", 0)  # policies of older versions have none
     agents = description.get("num_agents"), description.get("shared_reward", False)
     sizes = tuple((size, number) for size, number in description.get("own_sizes", ()))
     own = description.get("obs_space"), description.get("action_space")
-    known = EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack, *agents, sizes, *own)
+    known = EnvSpec(
+        description["name"],
+        obs,
+        space,
+        description["max_episode_steps"],
+        stack,
+        *agents,
+        sizes,
+        *own,
+    )
     return known._replace(metrics=description.get("metrics", {}))
 
 
 def policy_of_agent(policy: Policy, number: int) -> Policy:
-    """Return the policy of one of several agents, which selects the same actions as the joint policy.
+    """Return the policy of one of several agents, which selects the same actions as the joint
+    policy.
 
     Args:
         policy: Policy of all agents.
@@ -553,11 +672,19 @@ def policy_of_agent(policy: Policy, number: int) -> Policy:
         assert of_agent is not None  # every algorithm for several agents sets it
         network, weights[part] = of_agent(number, policy.params.parts[part])
         parts[part] = agent.parts[part]._replace(networks={name: network})
-    acted = None if spec.action_space is None else list(spec.action_space["spaces"].values())[number]
+    acted = (
+        None if spec.action_space is None else list(spec.action_space["spaces"].values())[number]
+    )
     alone = spec_of_one(spec, shared=False)._replace(obs_space=None, action_space=acted)
     acting = acting_of(agent._replace(parts=parts, remembers={}), view_of(alone))
-    statistics = None if policy.params.obs is None else _statistics_of_agent(policy.params.obs, alone.obs, number)
-    return make_policy(alone, acting, PolicyParams(weights, statistics), {**policy.made_by, AGENT: number})
+    statistics = (
+        None
+        if policy.params.obs is None
+        else _statistics_of_agent(policy.params.obs, alone.obs, number)
+    )
+    return make_policy(
+        alone, acting, PolicyParams(weights, statistics), {**policy.made_by, AGENT: number}
+    )
 
 
 def _statistics_of_agent(statistics: RunningStats, obs_spec: PyTree, number: int) -> RunningStats:

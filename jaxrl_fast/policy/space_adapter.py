@@ -1,4 +1,6 @@
-"""A policy's conversion between the environment's own observations and actions and the arrays of training."""
+"""A policy's conversion between the environment's own observations and actions and the arrays of
+training.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +42,9 @@ class SpaceAdapter:
         spec: Environment.
     """
 
-    def __init__(self, spec: EnvSpec, act_arrays: ActBatch, initial_carry: Callable[[int], PyTree]) -> None:
+    def __init__(
+        self, spec: EnvSpec, act_arrays: ActBatch, initial_carry: Callable[[int], PyTree]
+    ) -> None:
         self.spec, self.space = spec, spec.obs_space or spaces.space_of_arrays(spec.obs)
         self._act, self._carry = act_arrays, initial_carry
         self._arrays: SpaceAdapter | None = None
@@ -48,12 +52,20 @@ class SpaceAdapter:
         self._compiled: dict[tuple[tuple, ...], Callable[..., jax.Array]] = {}
 
     def of(self, obs: PyTree) -> "SpaceAdapter":
-        """Return the adapter of an observation: several agents may also observe the arrays of training."""
-        named = isinstance(obs, Mapping) and isinstance(self.spec.obs, dict) and set(obs) <= set(self.spec.obs)
+        """Return the adapter of an observation: several agents may also observe the arrays of
+        training.
+        """
+        named = (
+            isinstance(obs, Mapping)
+            and isinstance(self.spec.obs, dict)
+            and set(obs) <= set(self.spec.obs)
+        )
         if self.space["kind"] != "Agents" or not named:
             return self
         if self._arrays is None:
-            self._arrays = SpaceAdapter(self.spec._replace(obs_space=None, action_space=None), self._act, self._carry)
+            self._arrays = SpaceAdapter(
+                self.spec._replace(obs_space=None, action_space=None), self._act, self._carry
+            )
         return self._arrays
 
     def parts(self, params: PolicyParams) -> list[spaces.SpacePart]:
@@ -61,7 +73,9 @@ class SpaceAdapter:
         if not self._readers:
             parts = spaces.parts_of(self.space)
             used = zip(parts, self._used(parts, self._arrays_read(params)), strict=True)
-            self._readers = {part.path: (part, spaces.reader(part)) for part, is_used in used if is_used}
+            self._readers = {
+                part.path: (part, spaces.reader(part)) for part, is_used in used if is_used
+            }
         return [part for part, _ in self._readers.values()]
 
     def read(self, params: PolicyParams, obs: PyTree) -> tuple[tuple[tuple, ...], list[Any]]:
@@ -69,7 +83,8 @@ class SpaceAdapter:
 
         Args:
             params: Parameters of the policy.
-            obs: Observation with any leading axes. With several agents, those that are missing are out.
+            obs: Observation with any leading axes. With several agents, those that are missing are
+                out.
 
         Returns:
             The paths of the parts, and their arrays.
@@ -82,7 +97,11 @@ class SpaceAdapter:
         readers = self._readers
         try:
             if self.space["kind"] == "Agents":
-                if not (isinstance(obs, Mapping) and obs and set(obs) - {"world_state"} <= set(self.space["spaces"])):
+                if not (
+                    isinstance(obs, Mapping)
+                    and obs
+                    and set(obs) - {"world_state"} <= set(self.space["spaces"])
+                ):
                     raise ValueError(f"its agents are {', '.join(self.space['spaces'])}")
                 readers = {path: both for path, both in readers.items() if path[0] in obs}
             values = [read(obs) for _, read in readers.values()]
@@ -94,7 +113,9 @@ class SpaceAdapter:
             asked = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
             seen = spaces.text_of_value(obs)
             seen += "" if str(error).startswith(f"it is {seen}, not ") else f": {error}"
-            raise ValueError(f"the policy of {self.spec.name} takes {asked}, but this observation is {seen}") from error
+            raise ValueError(
+                f"the policy of {self.spec.name} takes {asked}, but this observation is {seen}"
+            ) from error
 
     def to_arrays(self, paths: Sequence[tuple], values: Sequence[Any], xp: Any = jnp) -> PyTree:
         """Convert parts ``[..., *own]`` to the arrays of training; others are zeros."""
@@ -103,7 +124,9 @@ class SpaceAdapter:
         if self.spec.obs_space is None:
             every = [part.path for part in spaces.parts_of(self.space)]
             leaves = [
-                xp.asarray(given[path], s.dtype) if path in given else xp.zeros((*lead, *s.shape), s.dtype)
+                xp.asarray(given[path], s.dtype)
+                if path in given
+                else xp.zeros((*lead, *s.shape), s.dtype)
                 for path, s in zip(every, jax.tree.leaves(spec), strict=True)
             ]
             return jax.tree.unflatten(jax.tree.structure(spec), leaves)
@@ -114,7 +137,11 @@ class SpaceAdapter:
             arrays = spaces.encode(self.space, given, xp)
         if not isinstance(spec, dict):
             return arrays
-        empty = {name: xp.zeros((*lead, *s.shape), s.dtype) for name, s in spec.items() if name not in arrays}
+        empty = {
+            name: xp.zeros((*lead, *s.shape), s.dtype)
+            for name, s in spec.items()
+            if name not in arrays
+        }
         return {**arrays, **empty}
 
     def lead(self, paths: Sequence[tuple], values: Sequence[Any]) -> tuple[int, ...]:
@@ -124,10 +151,16 @@ class SpaceAdapter:
 
     def to_actions(self, action: Any, xp: Any = jnp) -> Any:
         """Convert actions of training to the environment's own."""
-        return action if self.spec.action_space is None else spaces.decode(self.spec.action_space, action, xp)
+        return (
+            action
+            if self.spec.action_space is None
+            else spaces.decode(self.spec.action_space, action, xp)
+        )
 
     def first_action(self, params: PolicyParams, obs: PyTree) -> Any:
-        """Return actions for observations that begin episodes, compiled; inside of `jax.jit` as JAX's arrays."""
+        """Return actions for observations that begin episodes, compiled; inside of `jax.jit` as
+        JAX's arrays.
+        """
         paths, values = self.read(params, obs)
         if paths not in self._compiled:
             self._compiled[paths] = jax.jit(partial(self._first_action, paths))
@@ -136,13 +169,21 @@ class SpaceAdapter:
             return action
         xp: Any = jnp if isinstance(action, Tracer) else np
         actions = self.to_actions(action if xp is jnp else np.asarray(action), xp)
-        return {name: x for name, x in actions.items() if name in obs} if self.space["kind"] == "Agents" else actions
+        return (
+            {name: x for name, x in actions.items() if name in obs}
+            if self.space["kind"] == "Agents"
+            else actions
+        )
 
-    def _first_action(self, paths: tuple, params: PolicyParams, values: list[jax.Array]) -> jax.Array:
+    def _first_action(
+        self, paths: tuple, params: PolicyParams, values: list[jax.Array]
+    ) -> jax.Array:
         obs, lead = self.to_arrays(paths, values), self.lead(paths, values)
         batch = jax.tree.map(lambda x: x.reshape(math.prod(lead), *x.shape[len(lead) :]), obs)
         begins = jnp.ones(math.prod(lead), bool)
-        action, _ = self._act(params, self._carry(math.prod(lead)), batch, begins, jax.random.key(0))
+        action, _ = self._act(
+            params, self._carry(math.prod(lead)), batch, begins, jax.random.key(0)
+        )
         return action.reshape((*lead, *action.shape[1:]))
 
     def _arrays_read(self, params: PolicyParams) -> list[bool]:
@@ -166,12 +207,18 @@ class SpaceAdapter:
         if self.space["kind"] == "Agents":
             return [True] * len(parts)
         names = {
-            path[0].key for (path, _), used in zip(jax.tree.leaves_with_path(self.spec.obs), seen, strict=True) if used
+            path[0].key
+            for (path, _), used in zip(jax.tree.leaves_with_path(self.spec.obs), seen, strict=True)
+            if used
         }
-        return [(spaces.MASK if part.path[0] == spaces.MASK else part.name) in names for part in parts]
+        return [
+            (spaces.MASK if part.path[0] == spaces.MASK else part.name) in names for part in parts
+        ]
 
 
-def adapter_of(spec: EnvSpec, act_arrays: ActBatch, initial_carry: Callable[[int], PyTree]) -> SpaceAdapter:
+def adapter_of(
+    spec: EnvSpec, act_arrays: ActBatch, initial_carry: Callable[[int], PyTree]
+) -> SpaceAdapter:
     """Return the adapter of a function that selects actions, the same one at each call.
 
     Args:

@@ -1,1 +1,3 @@
-"""Many learners in one program: search over rates, successive halving, and population-based training."""
+"""Many learners in one program: search over rates, successive halving, and population-based
+training.
+"""

@@ -7,7 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxrl_fast.population.search_space import LISTS, Ask, SearchSpace, Shares, TrialOutcome, random_shares
+from jaxrl_fast.population.search_space import (
+    LISTS,
+    Ask,
+    SearchSpace,
+    Shares,
+    TrialOutcome,
+    random_shares,
+)
 
 SamplerName = Literal["random", "tpe", "gp"]
 STARTS = 4
@@ -24,8 +31,8 @@ def make_sampler(name: SamplerName, space: SearchSpace, seed: int) -> Ask:
     """Make the function that chooses points.
 
     Args:
-        name: ``random``; ``tpe``, Optuna's tree-structured Parzen estimator; or ``gp``, a Gaussian process that
-            chooses by expected improvement per second.
+        name: ``random``; ``tpe``, Optuna's tree-structured Parzen estimator; or ``gp``, a Gaussian
+            process that chooses by expected improvement per second.
         space: Search space.
         seed: Seed of the search.
 
@@ -40,7 +47,11 @@ def make_sampler(name: SamplerName, space: SearchSpace, seed: int) -> Ask:
     choose = {"gp": by_improvement, "tpe": by_optuna}[name]
 
     def ask(number: int, outcomes: Sequence[TrialOutcome]) -> Shares:
-        cells = {key: share for key, share in random_shares(space, seed, number).items() if key in space.grid}
+        cells = {
+            key: share
+            for key, share in random_shares(space, seed, number).items()
+            if key in space.grid
+        }
         return choose(space, seed, number, outcomes) | cells
 
     if name == "gp":
@@ -48,11 +59,15 @@ def make_sampler(name: SamplerName, space: SearchSpace, seed: int) -> Ask:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise ValueError("sampler=tpe needs Optuna: pip install 'jaxrl_fast[optuna]', or write sampler=gp") from None
+        raise ValueError(
+            "sampler=tpe needs Optuna: pip install 'jaxrl_fast[optuna]', or write sampler=gp"
+        ) from None
     return ask
 
 
-def by_optuna(space: SearchSpace, seed: int, number: int, outcomes: Sequence[TrialOutcome]) -> Shares:
+def by_optuna(
+    space: SearchSpace, seed: int, number: int, outcomes: Sequence[TrialOutcome]
+) -> Shares:
     """Choose a point with Optuna's TPE sampler, from a study that is made of the trials so far.
 
     Args:
@@ -69,41 +84,60 @@ def by_optuna(space: SearchSpace, seed: int, number: int, outcomes: Sequence[Tri
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ranges: dict[str, Any] = {key: optuna.distributions.FloatDistribution(0.0, 1.0) for key in space.draws}
+    ranges: dict[str, Any] = {
+        key: optuna.distributions.FloatDistribution(0.0, 1.0) for key in space.draws
+    }
     for key, draw in space.draws.items():
         if draw.kind in LISTS:
-            ranges[key] = optuna.distributions.CategoricalDistribution([str(value) for value in draw.values])
+            ranges[key] = optuna.distributions.CategoricalDistribution(
+                [str(value) for value in draw.values]
+            )
 
     def named(shares: Shares) -> dict[str, Any]:
         return {
-            key: str(draw.at(shares[key])) if draw.kind in LISTS else shares[key] for key, draw in space.draws.items()
+            key: str(draw.at(shares[key])) if draw.kind in LISTS else shares[key]
+            for key, draw in space.draws.items()
         }
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its constant liar is marked as experimental
-        sampler = optuna.samplers.TPESampler(seed=seed + number, n_startup_trials=STARTS, constant_liar=True)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed + number, n_startup_trials=STARTS, constant_liar=True
+        )
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        worst = min((one.score for one in outcomes if one.score is not None and math.isfinite(one.score)), default=0.0)
+        worst = min(
+            (one.score for one in outcomes if one.score is not None and math.isfinite(one.score)),
+            default=0.0,
+        )
         for one in outcomes:
             running = one.score is None
             state = optuna.trial.TrialState.RUNNING if running else optuna.trial.TrialState.COMPLETE
-            value = one.score if running or math.isfinite(one.score or 0.0) else worst  # one that diverged
+            value = (
+                one.score if running or math.isfinite(one.score or 0.0) else worst
+            )  # one that diverged
             study.add_trial(
-                optuna.trial.create_trial(params=named(one.shares), distributions=ranges, value=value, state=state)
+                optuna.trial.create_trial(
+                    params=named(one.shares), distributions=ranges, value=value, state=state
+                )
             )
         chosen = study.ask(ranges).params
     return {
-        key: draw.share_of(next(v for v in draw.values if str(v) == chosen[key])) if draw.kind in LISTS else chosen[key]
+        key: draw.share_of(next(v for v in draw.values if str(v) == chosen[key]))
+        if draw.kind in LISTS
+        else chosen[key]
         for key, draw in space.draws.items()
     }
 
 
-def by_improvement(space: SearchSpace, seed: int, number: int, outcomes: Sequence[TrialOutcome]) -> Shares:
+def by_improvement(
+    space: SearchSpace, seed: int, number: int, outcomes: Sequence[TrialOutcome]
+) -> Shares:
     """Choose the point with the highest expected improvement per second.
 
-    Two Gaussian processes over the points model the score at the end of a run, from the scores of all trials at their
-    last rung, and the logarithm of the seconds of a whole run. Trials without a score count with the mean that the
-    model expects there, so that points that are asked for at the same time differ.
+    Two Gaussian processes over the points model the score at the end of a run, from the scores of
+    all trials at their last rung, and the logarithm of the seconds of a whole run. Trials without a
+    score count with the mean that the model expects there, so that points that are asked for at the
+    same time differ.
 
     Args:
         space: Search space.
@@ -143,7 +177,8 @@ def by_improvement(space: SearchSpace, seed: int, number: int, outcomes: Sequenc
 
 
 def standardized(known: Sequence[TrialOutcome]) -> np.ndarray:
-    """Return scores with mean 0 and deviation 1, by rank, so that one disaster does not hide the differences above it.
+    """Return scores with mean 0 and deviation 1, by rank, so that one disaster does not hide the
+    differences above it.
 
     A trial that was stopped early counts with its last score, a diverged one as the worst.
 
@@ -161,7 +196,9 @@ def standardized(known: Sequence[TrialOutcome]) -> np.ndarray:
     return (scores - scores.mean()) / max(float(scores.std()), 1e-9)
 
 
-def posterior(points: np.ndarray, values: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def posterior(
+    points: np.ndarray, values: np.ndarray, at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean and deviation of a Gaussian process with the likeliest of `LENGTHS`.
 
     Args:

@@ -1,4 +1,6 @@
-"""Training of a population: members take slots, train a segment, are compared, and go on, wait, end or are copied."""
+"""Training of a population: members take slots, train a segment, are compared, and go on, wait, end
+or are copied.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +14,13 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy, PolicyParams
 from jaxrl_fast.population import slots as places
-from jaxrl_fast.population.member_groups import MemberGroup, Partial, SearchPlan, described, scores_of
+from jaxrl_fast.population.member_groups import (
+    MemberGroup,
+    Partial,
+    SearchPlan,
+    described,
+    scores_of,
+)
 from jaxrl_fast.population.rules import Copy, exchange
 from jaxrl_fast.population.search_space import Shares, value_of
 from jaxrl_fast.population.slots import Arrays
@@ -70,7 +78,9 @@ class Driver:
         done: Segments that were trained, over all groups.
     """
 
-    def __init__(self, plan: SearchPlan, book: Book, make_job: Callable[[dict[str, Any]], Job], hooks: Hooks) -> None:
+    def __init__(
+        self, plan: SearchPlan, book: Book, make_job: Callable[[dict[str, Any]], Job], hooks: Hooks
+    ) -> None:
         self.plan, self.book, self.make_job, self.hooks = plan, book, make_job, hooks
         self.groups: dict[str, MemberGroup] = {}
         self.current: MemberGroup | None = None
@@ -78,7 +88,12 @@ class Driver:
         self.pending: list[Shares] = []
         self.asked = 0
         self.policies: dict[int, Any] = {}
-        self.done, self.generation, self.wall_before_s, self.start_s = 0, 0, 0.0, time.perf_counter()
+        self.done, self.generation, self.wall_before_s, self.start_s = (
+            0,
+            0,
+            0.0,
+            time.perf_counter(),
+        )
         self.compile_s = 0.0
         self.partial = Partial()
 
@@ -110,7 +125,9 @@ class Driver:
     # who trains next
 
     def _next_group(self) -> MemberGroup | None:
-        if self.current is not None and any(seat is not None for seat in self._training(self.current)):
+        if self.current is not None and any(
+            seat is not None for seat in self._training(self.current)
+        ):
             return self.current
         if self.plan.exchange is not None:
             return self._population_group()
@@ -145,11 +162,16 @@ class Driver:
         return group
 
     def _sizes(self, shares: Shares) -> dict[str, Any]:
-        return {k: v for k, v in value_of(self.plan.space, shares).items() if k in self.plan.space.sizes}
+        return {
+            k: v for k, v in value_of(self.plan.space, shares).items() if k in self.plan.space.sizes
+        }
 
     def _training(self, group: MemberGroup) -> list[int | None]:
         """Return the seats' trials that train on, None for the others."""
-        return [n if n is not None and self.book.trials[n].status == "training" else None for n in group.seats]
+        return [
+            n if n is not None and self.book.trials[n].status == "training" else None
+            for n in group.seats
+        ]
 
     def _all_started(self) -> bool:
         return self.asked >= self.plan.trials and not self.pending
@@ -165,9 +187,14 @@ class Driver:
         return self.pending
 
     def _may_ask(self) -> bool:
-        """Return whether to choose another point: not more than train at once, so that a sampler sees the others."""
+        """Return whether to choose another point: not more than train at once, so that a sampler
+        sees the others.
+        """
         open_trials = [t for t in self.book.trials.values() if t.status == "training"]
-        return self.asked < self.plan.trials and len(self.pending) + len(open_trials) < self.plan.at_once
+        return (
+            self.asked < self.plan.trials
+            and len(self.pending) + len(open_trials) < self.plan.at_once
+        )
 
     def _take_new(self, group: MemberGroup) -> Shares | None:
         """Return the point of a new trial of a group, or None."""
@@ -190,14 +217,19 @@ class Driver:
             return  # members of a program with one tick begin together
         returning: dict[int, int] = {}
         for number in self.book.next_waiting(all_started=self._all_started()):
-            if len(returning) < len(free) and self._sizes(self.book.trials[number].shares) == group.sizes:
+            if (
+                len(returning) < len(free)
+                and self._sizes(self.book.trials[number].shares) == group.sizes
+            ):
                 self.book.go_on(number)
                 sits = group.seats.index(number) if number in group.seats else None
                 seat = sits if sits in free else free[0]
                 free.remove(seat)
                 returning[seat] = number
         leaving = [seat for seat in range(len(group.seats)) if seat in free or seat in returning]
-        self._put_away(group, [seat for seat in leaving if group.seats[seat] != returning.get(seat)])
+        self._put_away(
+            group, [seat for seat in leaving if group.seats[seat] != returning.get(seat)]
+        )
         new = {}
         for seat in free:
             shares = self._take_new(group)
@@ -216,7 +248,11 @@ class Driver:
         """Store the members of seats that can still go on in the host's memory."""
         for seat in seats:
             number = group.seats[seat]
-            if number is not None and group.state is not None and self.book.may_go_on(number, self.plan.trials):
+            if (
+                number is not None
+                and group.state is not None
+                and self.book.may_go_on(number, self.plan.trials)
+            ):
                 self._store(group, seat, number)
         for number in [n for n in self.stored if not self.book.may_go_on(n, self.plan.trials)]:
             if self.plan.exchange is None and self.book.trials[number].status != "training":
@@ -224,7 +260,9 @@ class Driver:
 
     def _store(self, group: MemberGroup, seat: int, number: int) -> None:
         assert group.state is not None
-        self.stored[number] = [places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)]
+        self.stored[number] = [
+            places.take(group.slots, group.state, slot) for slot in group.slots_of(seat)
+        ]
 
     def _bring_back(self, group: MemberGroup, seats: Mapping[int, int]) -> None:
         members = {
@@ -240,7 +278,10 @@ class Driver:
         if group.state is None:
             group.state = self._fresh(group)
         elif seats:
-            new = [slot in {s for seat in seats for s in group.slots_of(seat)} for slot in range(group.slots.number)]
+            new = [
+                slot in {s for seat in seats for s in group.slots_of(seat)}
+                for slot in range(group.slots.number)
+            ]
             lockstep = not group.slots.own_ticks
             fresh = self._fresh(group)
             group.state = fresh if lockstep else places.merged(group.slots, group.state, fresh, new)
@@ -250,7 +291,9 @@ class Driver:
         return places.begin(group.slots, group.ready, seeds, hypers)
 
     def _of_slots(self, group: MemberGroup) -> tuple[list[int], list[Any]]:
-        """Return the seed and the hyper-parameters of each slot; a free slot repeats the first seat's."""
+        """Return the seed and the hyper-parameters of each slot; a free slot repeats the first
+        seat's.
+        """
         first = next(number for number in group.seats if number is not None)
         sitting = [self.book.trials[first if number is None else number] for number in group.seats]
         seeds = [seed for trial in sitting for seed in trial.seeds]
@@ -258,7 +301,11 @@ class Driver:
         return seeds, hypers
 
     def _hyper(self, group: MemberGroup, trial: Trial) -> Any:
-        rates = {k: v for k, v in value_of(self.plan.space, trial.shares).items() if k in self.plan.space.rates}
+        rates = {
+            k: v
+            for k, v in value_of(self.plan.space, trial.shares).items()
+            if k in self.plan.space.rates
+        }
         named = {key.removeprefix("algo."): value for key, value in rates.items()}
         return group.job.algorithm.hyper._replace(**named)
 
@@ -287,12 +334,18 @@ class Driver:
         scores = scores_of(metrics, sampling)
         if self.plan.score == "evaluation":
             assert group.state is not None
-            params, means = group.evaluation.copy_params(group.state), np.zeros(group.slots.number, np.float32)
+            params, means = (
+                group.evaluation.copy_params(group.state),
+                np.zeros(group.slots.number, np.float32),
+            )
             if hosts.is_first():
                 totals: EpisodeTotals = group.evaluation.evaluate(params, False)
                 means = np.asarray(totals.returns, np.float32).mean(axis=1)
             means = hosts.from_first(means)
-            scores = [one if one == -np.inf else float(mean) for one, mean in zip(scores, means, strict=True)]
+            scores = [
+                one if one == -np.inf else float(mean)
+                for one, mean in zip(scores, means, strict=True)
+            ]
         for seat, number in enumerate(training):
             if number is not None:
                 own = [scores[slot] for slot in group.slots_of(seat)]
@@ -301,11 +354,15 @@ class Driver:
     # what follows
 
     def _settle(self, group: MemberGroup) -> None:
-        """Decide where the trials of a search stand, and retain the policies of those that are complete."""
+        """Decide where the trials of a search stand, and retain the policies of those that are
+        complete.
+        """
         for number in self._training(group):
             if number is not None:
                 self.book.settle(number)
-        ended = [n for n in group.seats if n is not None and self.book.trials[n].status == "finished"]
+        ended = [
+            n for n in group.seats if n is not None and self.book.trials[n].status == "finished"
+        ]
         self._keep_policies(group, [n for n in ended if n not in self.policies])
 
     def _keep_policies(self, group: MemberGroup, numbers: Sequence[int]) -> None:
@@ -336,7 +393,9 @@ class Driver:
                 self.book.settle(number)
             for turn in self._turns():
                 self._seat_turn(group, turn)
-                self._keep_policies(group, [n for n in turn if self.book.trials[n].status != "diverged"])
+                self._keep_policies(
+                    group, [n for n in turn if self.book.trials[n].status != "diverged"]
+                )
             return
         rng = np.random.default_rng([self.plan.seed, self.generation])
         points = {number: trial.shares for number, trial in self.book.trials.items()}
@@ -372,7 +431,9 @@ class Driver:
         self._bring_back(group, came_back)
 
     def _copy_members(self, group: MemberGroup, copies: Sequence[Copy]) -> None:
-        """Copy members, on the device if all sit in slots, else in the host's memory; give them their new rates."""
+        """Copy members, on the device if all sit in slots, else in the host's memory; give them
+        their new rates.
+        """
         if not copies:
             return
         if len(self._turns()) > 1:
@@ -385,7 +446,10 @@ class Driver:
             chosen = [one for one in copies if (one.diverged or self.plan.copy_replay) == replay]
             if chosen and group.slots.number > 1:
                 marked = places.copied(group.job.graph, group.state, replay=replay)
-                targets, sources = ([s for n in column for s in self._slots_of(group, n)] for column in _pairs(chosen))
+                targets, sources = (
+                    [s for n in column for s in self._slots_of(group, n)]
+                    for column in _pairs(chosen)
+                )
                 group.state = places.adopt(group.state, marked, targets, sources)
         group.state = places.with_rates(group.slots, group.state, self._of_slots(group)[1])
 
@@ -393,13 +457,20 @@ class Driver:
         return group.slots_of(group.seats.index(number))
 
     def _renew_diverged(self, group: MemberGroup, numbers: Sequence[int]) -> None:
-        """Begin the environments of members anew that diverged, since they may have non-finite states."""
+        """Begin the environments of members anew that diverged, since they may have non-finite
+        states.
+        """
         if not numbers:
             return
         assert group.state is not None
-        new = [slot in {s for n in numbers for s in self._slots_of(group, n)} for slot in range(group.slots.number)]
+        new = [
+            slot in {s for n in numbers for s in self._slots_of(group, n)}
+            for slot in range(group.slots.number)
+        ]
         fresh = self._fresh(group)
-        group.state = places.merged(group.slots, group.state, fresh._replace(tick=group.state.tick), new)
+        group.state = places.merged(
+            group.slots, group.state, fresh._replace(tick=group.state.tick), new
+        )
         if isinstance(group.job.env, HostEnv):
             group.state, _ = resuming.end_episodes(group.state, group.job.graph, group.job.agent)
 
@@ -412,13 +483,18 @@ class Driver:
 
     def _copy_on_host(self, group: MemberGroup, copies: Sequence[Copy]) -> None:
         assert group.state is not None
-        marks = {r: places.named_marks(places.copied(group.job.graph, group.state, replay=r)) for r in (False, True)}
+        marks = {
+            r: places.named_marks(places.copied(group.job.graph, group.state, replay=r))
+            for r in (False, True)
+        }
         fresh: dict[int, list[Arrays]] = {}
         for one in copies:
             if one.diverged:
                 group.seats = [one.target, *[None] * (len(group.seats) - 1)]
                 begun = self._fresh(group)
-                fresh[one.target] = [places.take(group.slots, begun, slot) for slot in group.slots_of(0)]
+                fresh[one.target] = [
+                    places.take(group.slots, begun, slot) for slot in group.slots_of(0)
+                ]
         group.seats = [None] * len(group.seats)
         sources = {one.source: self.stored[one.source] for one in copies}
         for one in copies:
@@ -427,7 +503,8 @@ class Driver:
             pairs = zip(base, sources[one.source], strict=True)
             tick = sources[one.source][0]["tick"]
             self.stored[one.target] = [
-                {n: source[n] if marked[n] else own[n] for n in own} | {"tick": tick} for own, source in pairs
+                {n: source[n] if marked[n] else own[n] for n in own} | {"tick": tick}
+                for own, source in pairs
             ]
         for one in copies:
             rates = places.named_rates(self._hyper(group, self.book.trials[one.target]))
@@ -443,18 +520,30 @@ class Driver:
             return
         assert group.state is not None
         progress = {
-            **dict(book=self.book.as_json(), asked=self.asked, pending=self.pending, done=self.done),
+            **dict(
+                book=self.book.as_json(), asked=self.asked, pending=self.pending, done=self.done
+            ),
             **dict(generation=self.generation, wall_s=self.wall_s(), compile_s=self.compile_s),
             **dict(seats=group.seats, stored=list(self.stored), policies=list(self.policies)),
-            **dict(plan=described(self.plan), partial_s=self.partial.seconds, partial=sorted(self.partial.metrics)),
+            **dict(
+                plan=described(self.plan),
+                partial_s=self.partial.seconds,
+                partial=sorted(self.partial.metrics),
+            ),
         }
-        beside: Arrays = {f"{BESIDE}partial/{name}": values for name, values in self.partial.metrics.items()}
+        beside: Arrays = {
+            f"{BESIDE}partial/{name}": values for name, values in self.partial.metrics.items()
+        }
         for number, learners in self.stored.items():
             for i, arrays in enumerate(learners):
-                beside |= {f"{BESIDE}stored/{number}/{i}/{name}": array for name, array in arrays.items()}
+                beside |= {
+                    f"{BESIDE}stored/{number}/{i}/{name}": array for name, array in arrays.items()
+                }
         for number in self.policies:
             leaves = jax.tree.leaves(self.policies[number])
-            beside |= {f"{BESIDE}policy/{number}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+            beside |= {
+                f"{BESIDE}policy/{number}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)
+            }
         self.hooks.save(self.done, group.job, group.state, progress, beside)
 
     def go_on_from(self, resume: Resume) -> None:
@@ -462,22 +551,36 @@ class Driver:
         progress = resume.progress
         for name, now in described(self.plan).items():
             if (stored := progress.get("plan", {}).get(name, now)) != now:
-                raise ValueError(f"resume: the population began with {name}={stored}, and not {now}: write what it had")
+                raise ValueError(
+                    f"resume: the population began with {name}={stored}, and not {now}: write what it had"
+                )
         self.book.go_on_from(progress["book"])
-        self.asked, self.pending, self.done = progress["asked"], progress["pending"], progress["done"]
+        self.asked, self.pending, self.done = (
+            progress["asked"],
+            progress["pending"],
+            progress["done"],
+        )
         self.generation, self.wall_before_s = progress["generation"], progress["wall_s"]
         sitting = [number for number in progress["seats"] if number is not None]
-        anyone = self.book.trials[sitting[0] if sitting else 0]  # between the turns of a population nobody sits
+        anyone = self.book.trials[
+            sitting[0] if sitting else 0
+        ]  # between the turns of a population nobody sits
         group = self._enter(self._sizes(anyone.shares))
         group.seats = progress["seats"]
         template = self._fresh_template(group)
         names = named(template)
-        group.state = places.placed(group.slots, template, {name: resume.arrays[name] for name in names})
+        group.state = places.placed(
+            group.slots, template, {name: resume.arrays[name] for name in names}
+        )
         if isinstance(group.job.env, HostEnv):
-            group.state = resuming.begin_anew(group.state, template, group.job.graph, group.job.agent)
+            group.state = resuming.begin_anew(
+                group.state, template, group.job.graph, group.job.agent
+            )
         for number in progress["stored"]:
             learners = range(len(self.book.trials[number].seeds))
-            self.stored[number] = [_below(resume.arrays, f"{BESIDE}stored/{number}/{i}/") for i in learners]
+            self.stored[number] = [
+                _below(resume.arrays, f"{BESIDE}stored/{number}/{i}/") for i in learners
+            ]
         for number in progress["policies"]:
             arrays = _below(resume.arrays, f"{BESIDE}policy/{number}/")
             self.policies[number] = [arrays[str(i)] for i in range(len(arrays))]
@@ -487,13 +590,16 @@ class Driver:
     def _fresh_template(self, group: MemberGroup) -> TrainState:
         if all(number is None for number in group.seats):
             count = group.slots.number
-            return places.begin(group.slots, group.ready, [0] * count, [group.job.algorithm.hyper] * count)
+            return places.begin(
+                group.slots, group.ready, [0] * count, [group.job.algorithm.hyper] * count
+            )
         return self._fresh(group)
 
     # the end
 
     def evaluate_best(self, most: int, episodes: int) -> dict[int, np.ndarray]:
-        """Evaluate the best policies from initial states that no score used. Process 0 alone evaluates.
+        """Evaluate the best policies from initial states that no score used. Process 0 alone
+        evaluates.
 
         Args:
             most: Number of trials to evaluate.
@@ -507,7 +613,9 @@ class Driver:
         for number in chosen:
             job, count = self._group_of(number).job, len(self.book.trials[number].seeds)
             options = EvalOptions(episodes=episodes, sample=job.options.eval.sample)
-            played = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys[:count], options)
+            played = make_periodic_evaluation(
+                job.env, job.algorithm, job.agent, job.keys[:count], options
+            )
             found[number] = np.asarray(played.evaluate(self._params_of(number), True).returns)
             played.close()
         return found
@@ -525,12 +633,16 @@ class Driver:
         return self.groups.get(str(sizes)) or self._make_group(sizes)
 
     def _params_of(self, number: int) -> PolicyParams:
-        """Return the parameters of a trial's policies; those from a checkpoint are a list of arrays."""
+        """Return the parameters of a trial's policies; those from a checkpoint are a list of
+        arrays.
+        """
         params = self.policies[number]
         if isinstance(params, list):
             group = self._group_of(number)
             state = self._fresh_template(group) if group.state is None else group.state
-            params = jax.tree.unflatten(jax.tree.structure(group.evaluation.copy_params(state)), params)
+            params = jax.tree.unflatten(
+                jax.tree.structure(group.evaluation.copy_params(state)), params
+            )
         return params
 
     def close(self) -> None:
@@ -544,4 +656,8 @@ def _pairs(copies: Sequence[Copy]) -> tuple[list[int], list[int]]:
 
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }

@@ -14,7 +14,9 @@ from jaxrl_fast.training.episodes import make_periodic_evaluation
 from jaxrl_fast.training.job import Job
 
 SCORED_EPISODES = 100
-"""A training score is the mean return of the last so many episodes, or of fewer if fewer ended in the segment."""
+"""A training score is the mean return of the last so many episodes, or of fewer if fewer ended in
+the segment.
+"""
 
 
 class SearchPlan(NamedTuple):
@@ -25,12 +27,14 @@ class SearchPlan(NamedTuple):
         trials: Number of trials, or members of a population.
         at_once: Trials that train at once in a program.
         seeds: Seed of each learner of a trial, by number of the trial.
-        segment_steps: Environment steps of a segment, of each learner; a group rounds them to its ticks.
+        segment_steps: Environment steps of a segment, of each learner; a group rounds them to its
+            ticks.
         segments: Segments of a whole run.
         halving: Rule by which trials stop early, or None.
         exchange: Rule by which members are copied, or None.
         copy_replay: Whether a copy takes over the replay buffer, too.
-        score: Whether members are compared by returns of training or by evaluations after each segment.
+        score: Whether members are compared by returns of training or by evaluations after each
+            segment.
         seed: Seed of the search.
         ask: Chooses the point of a new trial.
         finalists: Trials that are evaluated again at the end.
@@ -62,7 +66,9 @@ def described(plan: SearchPlan) -> dict[str, str]:
     Returns:
         What determines the members' numbers, and how many are at once in the stored state.
     """
-    given = plan._replace(ask=None, finalists=0, save_every=0, seeds=plan.seeds(0), space=plan.space.draws)  # type: ignore[arg-type]
+    given = plan._replace(
+        ask=None, finalists=0, save_every=0, seeds=plan.seeds(0), space=plan.space.draws
+    )  # type: ignore[arg-type]
     return {name: str(value) for name, value in given._asdict().items()}
 
 
@@ -84,10 +90,14 @@ class MemberGroup:
         self.sizes, self.plan, self.job = sizes, plan, job
         self.segment_ticks = max(1, round(plan.segment_steps / job.plan.steps_per_tick))
         self.segment_steps = self.segment_ticks * job.plan.steps_per_tick
-        self.slots: Slots = places.make_slots(job, self.segment_ticks, own_ticks=plan.halving is not None)
+        self.slots: Slots = places.make_slots(
+            job, self.segment_ticks, own_ticks=plan.halving is not None
+        )
         self.seats: list[int | None] = [None] * plan.at_once
         self.state: TrainState | None = None
-        self.evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, job.options.eval)
+        self.evaluation = make_periodic_evaluation(
+            job.env, job.algorithm, job.agent, job.keys, job.options.eval
+        )
         self.ready: CompiledSlots
 
     def slots_of(self, seat: int) -> range:
@@ -116,7 +126,9 @@ class Partial:
     def add(self, metrics: Mapping[str, np.ndarray]) -> None:
         """Append the metrics of a chunk."""
         before = self.metrics or {name: values[:, :0] for name, values in metrics.items()}
-        self.metrics = {name: np.concatenate([before[name], values], axis=1) for name, values in metrics.items()}
+        self.metrics = {
+            name: np.concatenate([before[name], values], axis=1) for name, values in metrics.items()
+        }
 
     def take(self) -> tuple[dict[str, np.ndarray], float]:
         """Return metrics and seconds, and begin anew."""
@@ -133,8 +145,8 @@ def scores_of(metrics: Mapping[str, np.ndarray], sampling: str) -> list[float | 
         sampling: Name of the sampling fragment.
 
     Returns:
-        Mean return of the last `SCORED_EPISODES` episodes, rounded up to whole ticks; None without an episode, -inf
-        if the learner or its environment computed a NaN or an infinity.
+        Mean return of the last `SCORED_EPISODES` episodes, rounded up to whole ticks; None without
+        an episode, -inf if the learner or its environment computed a NaN or an infinity.
     """
     bad = ~np.all([np.isfinite(values).all(axis=1) for values in metrics.values()], axis=0)
     bad |= (metrics[f"{sampling}/nonfinite_step"] >= 0).any(axis=1)

@@ -1,4 +1,6 @@
-"""The plan of a population: how many members at once, how long a segment is, and what all of it needs."""
+"""The plan of a population: how many members at once, how long a segment is, and what all of it
+needs.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,12 +17,16 @@ from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key, check_fields,
 from jaxrl_fast.training.job import Job
 
 AT_ONCE = {"cpu": 16}
-"""Trials at once by platform, as measured (experiments/results/population.json); more only need more memory."""
+"""Trials at once by platform, as measured (experiments/results/population.json); more only need
+more memory.
+"""
 AT_ONCE_ELSEWHERE = 1024
 MEASURED = (1, 4, 16, 64, 256, 1024)
 """Trials at once that ``at_once=measure`` compares."""
 MEMORY_SHARE, WORKSPACE = 0.8, 2.0
-"""Share of the free memory that members may use, and memory of a member's program as a multiple of its state."""
+"""Share of the free memory that members may use, and memory of a member's program as a multiple of
+its state.
+"""
 SEGMENTS = range(5, 21)
 """Segments of a run without rungs; the number that prolongs it least is used."""
 
@@ -32,7 +38,8 @@ class SearchOptions:
     Attributes:
         trials: Number of trials; None for every point of a grid, or 32.
         at_once: Trials at once in a program; None for what the memory and the machine advise.
-        seeds_per_trial: Learners of each trial, with different seeds; a trial's score is their mean.
+        seeds_per_trial: Learners of each trial, with different seeds; a trial's score is their
+            mean.
         sampler: How points are chosen.
         halving: At each rung one of so many trials goes on; 0 for no rungs.
         first_rung: Environment steps until the first rung, None for a share of the run.
@@ -46,13 +53,23 @@ class SearchOptions:
 
     trials: int | None = setting(None, "points that are tried; all of a grid, or 32", 1, MAX_SIZE)
     at_once: int | None = setting(None, "trials at once", 1, MAX_SIZE)
-    seeds_per_trial: int = setting(1, "learners of each trial, whose mean is its score", 1, MAX_SIZE)
-    sampler: SamplerName = setting("random", "how points are chosen: tpe is Optuna's, gp counts seconds")
+    seeds_per_trial: int = setting(
+        1, "learners of each trial, whose mean is its score", 1, MAX_SIZE
+    )
+    sampler: SamplerName = setting(
+        "random", "how points are chosen: tpe is Optuna's, gp counts seconds"
+    )
     halving: int = setting(0, "at each rung one of so many goes on; 0 none", 0, MAX_SIZE)
     first_rung: int | None = setting(None, "env steps until the first rung", 1, MAX_SIZE)
-    score: Literal["training", "evaluation"] = setting("training", "returns by which trials are compared")
-    size: int | None = setting(None, "members that copy each other: population-based training", 2, MAX_SIZE)
-    every: int | None = setting(None, "env steps between exchanges; a twentieth of the run", 1, MAX_SIZE)
+    score: Literal["training", "evaluation"] = setting(
+        "training", "returns by which trials are compared"
+    )
+    size: int | None = setting(
+        None, "members that copy each other: population-based training", 2, MAX_SIZE
+    )
+    every: int | None = setting(
+        None, "env steps between exchanges; a twentieth of the run", 1, MAX_SIZE
+    )
     explore: Explore = setting("perturb", "how the rates of a copy change")
     quantile: float = setting(0.25, "share that is replaced, and share that is copied", 0.01, 0.5)
     replay: bool = setting(False, "a copy takes over the replay buffer, too")
@@ -103,40 +120,66 @@ def check_options(options: SearchOptions, space: SearchSpace, total_steps: int) 
         ConfigError: They do.
     """
     if not space.draws:
-        raise ConfigError(f"nothing varies: write for example {PREFIX}algo.learning_rate=log:1e-4:1e-2")
+        raise ConfigError(
+            f"nothing varies: write for example {PREFIX}algo.learning_rate=log:1e-4:1e-2"
+        )
     if options.size is not None:
         _check_population(options, space, total_steps)
     for name in () if options.size is not None else OF_POPULATION:
         if getattr(options, name) != keys_of(SearchOptions)[name].default:
-            raise ConfigError(f"population.{name} is for a population: write population.size=16 with it")
+            raise ConfigError(
+                f"population.{name} is for a population: write population.size=16 with it"
+            )
     if options.halving == 1:
-        raise ConfigError("halving=1: write 2 or more, of which one trial goes on, or 0 for no rungs")
+        raise ConfigError(
+            "halving=1: write 2 or more, of which one trial goes on, or 0 for no rungs"
+        )
     if options.halving and number_of_trials(options, space) == 1:
-        raise ConfigError(f"trials=1: nothing to compare at a rung: write trials={4 * options.halving} or halving=0")
+        raise ConfigError(
+            f"trials=1: nothing to compare at a rung: write trials={4 * options.halving} or halving=0"
+        )
     if options.first_rung is not None and not options.halving:
         raise ConfigError("first_rung is for successive halving: write halving=4 with it")
     if options.first_rung is not None and options.first_rung >= total_steps:
-        raise ConfigError(f"first_rung={options.first_rung}: write fewer steps than total_steps={total_steps}")
+        raise ConfigError(
+            f"first_rung={options.first_rung}: write fewer steps than total_steps={total_steps}"
+        )
     most = grid_size(space)
-    if options.trials is not None and options.trials > most and space.grid.keys() == space.draws.keys():
+    if (
+        options.trials is not None
+        and options.trials > most
+        and space.grid.keys() == space.draws.keys()
+    ):
         raise ConfigError(f"trials={options.trials}: the grid has {most} points: leave trials out")
     if options.trials is not None and options.trials < most and options.size is None:
-        raise ConfigError(f"trials={options.trials}: the grid has {most} points: write trials={most} or leave it out")
+        raise ConfigError(
+            f"trials={options.trials}: the grid has {most} points: write trials={most} or leave it out"
+        )
 
 
 def _check_population(options: SearchOptions, space: SearchSpace, total_steps: int) -> None:
     size, every = options.size, options.every
     if space.sizes:
         key = next(iter(space.sizes))
-        raise ConfigError(f"{PREFIX}{key}: members of a population copy each other and need equal sizes: leave it out")
+        raise ConfigError(
+            f"{PREFIX}{key}: members of a population copy each other and need equal sizes: leave it out"
+        )
     if options.halving:
-        raise ConfigError("halving: all members of a population train to the end: leave it or population.size out")
+        raise ConfigError(
+            "halving: all members of a population train to the end: leave it or population.size out"
+        )
     if options.trials is not None:
-        raise ConfigError(f"trials={options.trials}: a population has population.size={size} members: leave trials out")
+        raise ConfigError(
+            f"trials={options.trials}: a population has population.size={size} members: leave trials out"
+        )
     if options.sampler != "random":
-        raise ConfigError(f"sampler={options.sampler} is for a search: leave it or population.size out")
+        raise ConfigError(
+            f"sampler={options.sampler} is for a search: leave it or population.size out"
+        )
     if every is not None and every >= total_steps:
-        raise ConfigError(f"population.every={every:,} is not below total_steps={total_steps:,}: write fewer steps")
+        raise ConfigError(
+            f"population.every={every:,} is not below total_steps={total_steps:,}: write fewer steps"
+        )
 
 
 def number_of_trials(options: SearchOptions, space: SearchSpace) -> int:
@@ -154,7 +197,14 @@ def number_of_trials(options: SearchOptions, space: SearchSpace) -> int:
 
 
 def at_once_of(
-    options: SearchOptions, trials: int, member: int, free: int, *, devices: int, platform: str, measured: int | None
+    options: SearchOptions,
+    trials: int,
+    member: int,
+    free: int,
+    *,
+    devices: int,
+    platform: str,
+    measured: int | None,
 ) -> int:
     """Choose how many trials train at once in a program.
 
@@ -165,7 +215,8 @@ def at_once_of(
         free: Bytes of free memory, on all devices.
         devices: Devices that share the learners.
         platform: Platform of the devices.
-        measured: Number at which a member cost least, as measured on this machine; None if it was not.
+        measured: Number at which a member cost least, as measured on this machine; None if it was
+            not.
 
     Returns:
         The number: equal turns, and if possible a multiple of the devices.
@@ -186,12 +237,22 @@ def at_once_of(
     width = most if options.halving else -(-trials // turns)
     if devices > 1 and (width * each) % devices:
         upwards = width + (-width) % devices
-        width = upwards if upwards <= min(fitting, trials + devices - 1) else max(devices, width - width % devices)
+        width = (
+            upwards
+            if upwards <= min(fitting, trials + devices - 1)
+            else max(devices, width - width % devices)
+        )
     return width
 
 
 def make_plan(
-    options: SearchOptions, space: SearchSpace, job: Job, *, at_once: int, seed: int, total_steps: int
+    options: SearchOptions,
+    space: SearchSpace,
+    job: Job,
+    *,
+    at_once: int,
+    seed: int,
+    total_steps: int,
 ) -> SearchPlan:
     """Plan a search or population.
 
@@ -207,7 +268,8 @@ def make_plan(
         The plan.
 
     Raises:
-        ConfigError: The run is too short for a comparison before its end, or has no replay buffer to copy.
+        ConfigError: The run is too short for a comparison before its end, or has no replay buffer
+            to copy.
     """
     steps_per_tick, trials = job.plan.steps_per_tick, number_of_trials(options, space)
     ticks = -(-total_steps // steps_per_tick)
@@ -230,7 +292,9 @@ def make_plan(
             f"end: write total_steps={(segment + 1) * steps_per_tick} or more"
         )
     if options.replay and not member_bytes(job)[1]:
-        raise ConfigError(f"population.replay=true: {job.algorithm.name} has no replay buffer: leave it out")
+        raise ConfigError(
+            f"population.replay=true: {job.algorithm.name} has no replay buffer: leave it out"
+        )
     return SearchPlan(
         space=space,
         trials=trials,
@@ -250,8 +314,8 @@ def make_plan(
 def seeds_of(options: SearchOptions, seed: int) -> Callable[[int], list[int]]:
     """Return the seeds of the learners of each trial.
 
-    Trials of a search have the same seeds, so that they differ in their settings only; members of a population differ
-    in their seeds, too, since a copy would otherwise repeat the other's episodes.
+    Trials of a search have the same seeds, so that they differ in their settings only; members of a
+    population differ in their seeds, too, since a copy would otherwise repeat the other's episodes.
 
     Args:
         options: Options.
@@ -287,7 +351,9 @@ def needs_of(plan: SearchPlan, options: SearchOptions, job: Job) -> Needs:
         waiting = -(-plan.trials // plan.halving.keep_one_in)
     elif plan.exchange is not None and plan.trials > plan.at_once:
         waiting = plan.trials
-    return Needs(member, replay, slots, waiting, member * (slots + waiting * options.seeds_per_trial))
+    return Needs(
+        member, replay, slots, waiting, member * (slots + waiting * options.seeds_per_trial)
+    )
 
 
 MAX_POOL_ENVS = 1_024
@@ -304,7 +370,8 @@ def check_host(env: Any, options: SearchOptions, trials: int, num_envs: int) -> 
         num_envs: Environments of each learner.
 
     Raises:
-        ConfigError: The trials would need to begin at different times, or have turns that copy each other.
+        ConfigError: The trials would need to begin at different times, or have turns that copy each
+            other.
     """
     if not isinstance(env, HostEnv):
         return

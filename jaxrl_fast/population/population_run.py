@@ -1,4 +1,6 @@
-"""A population from its plan to its results: files, checkpoints, the final evaluation, and the library's function."""
+"""A population from its plan to its results: files, checkpoints, the final evaluation, and the
+library's function.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +31,15 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, Make
 from jaxrl_fast.settings.machine import free_bytes
-from jaxrl_fast.settings.schema import SWITCHES, Checkpoints, ConfigError, EvalOptions, Key, argument_ranges, keys_of
+from jaxrl_fast.settings.schema import (
+    SWITCHES,
+    Checkpoints,
+    ConfigError,
+    EvalOptions,
+    Key,
+    argument_ranges,
+    keys_of,
+)
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.callbacks import Calls, ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
@@ -39,7 +49,8 @@ from jaxrl_fast.training.records import RunStatus
 from jaxrl_fast.training.run_folder import locked, write_summary
 
 FOLDER = "population"
-"""Folder of a population's checkpoints; not the one of a run's, which `resume` of a run would read."""
+"""Folder of a population's checkpoints; not the one of a run's, which `resume` of a run would read.
+"""
 
 
 class PopulationResult(NamedTuple):
@@ -48,7 +59,8 @@ class PopulationResult(NamedTuple):
     Attributes:
         book: All trials with their points and scores.
         complete: Whether it came to its end.
-        returns: Returns ``[learners, episodes]`` of the best trials in new episodes, by number of the trial.
+        returns: Returns ``[learners, episodes]`` of the best trials in new episodes, by number of
+            the trial.
         best: Number of the trial with the highest of these, None without any.
         policy: Policy of its best learner.
         learner: Number of this learner in the trial.
@@ -67,7 +79,11 @@ class PopulationResult(NamedTuple):
 
     def __repr__(self) -> str:
         """Return one line."""
-        point = "" if self.best is None else f", best trial {self.best}: {describe_point(self.book.point(self.best))}"
+        point = (
+            ""
+            if self.best is None
+            else f", best trial {self.best}: {describe_point(self.book.point(self.best))}"
+        )
         return f"PopulationResult({len(self.book.trials)} trials{point})"
 
 
@@ -97,7 +113,8 @@ def run_population(
 
     Args:
         plan: Plan.
-        make_group_job: ``(values of the settings that are compiled in, by key) -> job`` with a seed for each slot.
+        make_group_job: ``(values of the settings that are compiled in, by key) -> job`` with a seed
+            for each slot.
         files: Where it writes.
         should_stop: Called before every chunk.
         tell: Shows messages to the user.
@@ -113,7 +130,11 @@ def run_population(
             hosts.decide(lambda: stack.enter_context(locked(folder)))
         book = Book(plan.space, plan.segments, plan.segment_steps, plan.halving)
         writes = files.folder is not None and hosts.is_first()
-        status = RunStatus(files.folder, resumed=resume is not None, **files.facts) if writes and files.folder else None
+        status = (
+            RunStatus(files.folder, resumed=resume is not None, **files.facts)
+            if writes and files.folder
+            else None
+        )
         saver = stack.enter_context(_saver(files, tell)) if files.folder is not None else None
 
         def on_segment(book: Book) -> None:
@@ -151,7 +172,9 @@ def has_checkpoint(folder: Path) -> bool:
 def _newest(folder: Path) -> Path:
     steps = checkpoints.all_steps(folder / FOLDER)
     if not steps:
-        raise ValueError(f"resume={folder}: it contains no checkpoint of a population, which the first segment writes")
+        raise ValueError(
+            f"resume={folder}: it contains no checkpoint of a population, which the first segment writes"
+        )
     return folder / FOLDER / str(steps[-1])
 
 
@@ -187,7 +210,10 @@ def report_progress(book: Book, wall_s: float, status: RunStatus | None, tell: T
     ranking = book.ranking()
     best = book.trials[ranking[0]] if ranking else None
     score = None if best is None else best.score
-    counts = {s: sum(t.status == s for t in book.trials.values()) for s in ("training", "finished", "diverged")}
+    counts = {
+        s: sum(t.status == s for t in book.trials.values())
+        for s in ("training", "finished", "diverged")
+    }
     words = [f"{number} {name}" for name, number in counts.items() if number]
     steps = sum(t.env_steps * len(t.seeds) for t in book.trials.values())
     line = f"{steps:>13,} steps  {wall_s:7.0f} s  {', '.join(words) or 'all wait'}"
@@ -197,7 +223,13 @@ def report_progress(book: Book, wall_s: float, status: RunStatus | None, tell: T
     tell(line)
     if status is not None:
         score = score if score is not None and np.isfinite(score) else None
-        status.set(state="training", env_steps=steps, wall_s=wall_s, episode_return=score, best_return=score)
+        status.set(
+            state="training",
+            env_steps=steps,
+            wall_s=wall_s,
+            episode_return=score,
+            best_return=score,
+        )
 
 
 def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> PopulationResult:
@@ -213,13 +245,30 @@ def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> P
         The result.
     """
     began = time.perf_counter()
-    returns = driver.evaluate_best(finalists, episodes) if complete and finalists and hosts.is_first() else {}
-    seconds = {"total": driver.wall_s(), "compiling": driver.compile_s, "evaluating": time.perf_counter() - began}
+    returns = (
+        driver.evaluate_best(finalists, episodes)
+        if complete and finalists and hosts.is_first()
+        else {}
+    )
+    seconds = {
+        "total": driver.wall_s(),
+        "compiling": driver.compile_s,
+        "evaluating": time.perf_counter() - began,
+    }
     if not returns:
         return PopulationResult(driver.book, complete, {}, None, None, seconds)
-    best = driver.book.best = max(returns, key=lambda number: (float(returns[number].mean()), -number))
+    best = driver.book.best = max(
+        returns, key=lambda number: (float(returns[number].mean()), -number)
+    )
     learner = int(np.argmax(returns[best].mean(axis=1)))
-    found = returns, best, driver.policy(best, learner), seconds, driver.steps_per_tick(best), learner
+    found = (
+        returns,
+        best,
+        driver.policy(best, learner),
+        seconds,
+        driver.steps_per_tick(best),
+        learner,
+    )
     return PopulationResult(driver.book, complete, *found)
 
 
@@ -250,7 +299,11 @@ def best_summary(result: PopulationResult) -> dict[str, Any]:
     """
     book, best = result.book, result.best
     steps = sum(t.env_steps * len(t.seeds) for t in book.trials.values())
-    entries: dict[str, Any] = {"trials": len(book.trials), "env_steps": steps, "wall_s": result.seconds["total"]}
+    entries: dict[str, Any] = {
+        "trials": len(book.trials),
+        "env_steps": steps,
+        "wall_s": result.seconds["total"],
+    }
     entries |= {"compile_s": result.seconds["compiling"], "eval_s": result.seconds["evaluating"]}
     if best is None:
         return entries
@@ -277,15 +330,23 @@ def space_of_rates(algorithm: Algorithm, rates: Mapping[str, str]) -> SearchSpac
         The space.
 
     Raises:
-        ValueError: A rate does not exist, is out of range, or switches a part on that the algorithm was made without.
+        ValueError: A rate does not exist, is out of range, or switches a part on that the algorithm
+            was made without.
     """
     if not isinstance(rates, Mapping) or not rates:
-        raise ValueError(f"rates={rates!r}: write how rates vary, such as {{'learning_rate': 'log:1e-4:1e-2'}}")
+        raise ValueError(
+            f"rates={rates!r}: write how rates vary, such as {{'learning_rate': 'log:1e-4:1e-2'}}"
+        )
     declared = algo_keys(algorithm.name) if algorithm.name in ALGORITHMS else {}
-    keys = {f"algo.{name}": declared.get(f"algo.{name}", Key(Any, None)) for name in algorithm.hyper._fields}
+    keys = {
+        f"algo.{name}": declared.get(f"algo.{name}", Key(Any, None))
+        for name in algorithm.hyper._fields
+    }
     for name, text in rates.items():
         if not isinstance(text, str):
-            raise ValueError(f"rates: {name}={text!r}: write a text, such as 'log:1e-4:1e-2' or 'choice:0.9,0.99'")
+            raise ValueError(
+                f"rates: {name}={text!r}: write a text, such as 'log:1e-4:1e-2' or 'choice:0.9,0.99'"
+            )
         if str(name).startswith("algo."):
             raise ValueError(f"rates: {name}: write the name alone: {name.removeprefix('algo.')}")
         if f"algo.{name}" in SWITCHES and not is_set(getattr(algorithm.hyper, name)):
@@ -308,13 +369,23 @@ def words_of_python() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        text = str(error).replace(f"{PREFIX}algo.", "rates: ").replace("population.replay=true", "copy_replay=True")
-        text = text.replace("population.replay", "copy_replay").replace("population.", "").replace("algo.", "")
+        text = (
+            str(error)
+            .replace(f"{PREFIX}algo.", "rates: ")
+            .replace("population.replay=true", "copy_replay=True")
+        )
+        text = (
+            text.replace("population.replay", "copy_replay")
+            .replace("population.", "")
+            .replace("algo.", "")
+        )
         raise ValueError(text) from None
 
 
 OPTIONS = keys_of(planning.SearchOptions) | planning.AT_THE_END
-RANGES = argument_ranges() | {name: key.range() for name, key in OPTIONS.items() if key.range().kind == "whole"}
+RANGES = argument_ranges() | {
+    name: key.range() for name, key in OPTIONS.items() if key.range().kind == "whole"
+}
 RANGES["eval_episodes"] = RANGES["final_episodes"]
 
 
@@ -348,11 +419,13 @@ def train_population(
     should_stop: ShouldStop = lambda: False,
     tell: Tell = to_stderr,
 ) -> PopulationResult:
-    """Train many learners with different rates in one program: a search, or a population whose members copy each other.
+    """Train many learners with different rates in one program: a search, or a population whose
+    members copy each other.
 
     Args:
         env: Compiled environment.
-        algorithm: Algorithm. Its hyper-parameters that ``rates`` does not name are the same for all.
+        algorithm: Algorithm. Its hyper-parameters that ``rates`` does not name are the same for
+            all.
         rates: How hyper-parameters vary, by name: ``{"learning_rate": "log:1e-4:1e-2"}``.
         total_steps: Environment steps of each learner.
         seed: Seed of the search, and first seed of the learners.
@@ -378,8 +451,8 @@ def train_population(
         should_stop: Called before every chunk.
         tell: Shows messages to the user.
 
-    In several processes (as in `jaxrl_fast.learn`), process 0 evaluates, writes and calls ``tell``; others return no
-    policy.
+    In several processes (as in `jaxrl_fast.learn`), process 0 evaluates, writes and calls ``tell``;
+    others return no policy.
 
     Returns:
         All trials, and the best policy.
@@ -397,16 +470,29 @@ def train_population(
     evaluation = EvalOptions(0, eval_episodes, beside=False)
 
     def job_of(count: int) -> Job:
-        asked = total_steps, seed, count, GraphOptions(), placement, devices, evaluation, Checkpoints(keep=0)
+        asked = (
+            total_steps,
+            seed,
+            count,
+            GraphOptions(),
+            placement,
+            devices,
+            evaluation,
+            Checkpoints(keep=0),
+        )
         return make_job(env, algorithm, JobOptions(*asked, resume=None, debug=False), {})
 
     one = job_of(1)
     used = len({device for group in one.placement.groups for device in group.devices})
     count, platform = planning.number_of_trials(options, space), jax.default_backend()
     sizes = dict(devices=used, platform=platform, measured=None)
-    width = planning.at_once_of(options, count, member_bytes(one)[0], free_bytes(jax.local_devices()), **sizes)  # type: ignore[arg-type]
+    width = planning.at_once_of(
+        options, count, member_bytes(one)[0], free_bytes(jax.local_devices()), **sizes
+    )  # type: ignore[arg-type]
     with words_of_python():
-        plan = planning.make_plan(options, space, one, at_once=width, seed=seed, total_steps=total_steps)
+        plan = planning.make_plan(
+            options, space, one, at_once=width, seed=seed, total_steps=total_steps
+        )
     plan = plan._replace(finalists=finalists)
     folder = None if run_dir is None else Path(run_dir)
     with stopping_at_ctrl_c(should_stop) as stop:

@@ -1,4 +1,6 @@
-"""The files of a population: tables of trials and lineage, and the rates of its best member over time."""
+"""The files of a population: tables of trials and lineage, and the rates of its best member over
+time.
+"""
 
 import csv
 import io
@@ -43,7 +45,8 @@ def trial_rows(book: Book) -> list[dict[str, Any]]:
         book: The trials.
 
     Returns:
-        Rows: trial, its seeds, steps, seconds, score of each learner and their mean, status, and its settings then.
+        Rows: trial, its seeds, steps, seconds, score of each learner and their mean, status, and
+            its settings then.
     """
     rows = []
     for trial in book.trials.values():
@@ -56,10 +59,17 @@ def trial_rows(book: Book) -> list[dict[str, Any]]:
                     "env_steps": segment * trial.segment_steps,
                     "seconds": round(trial.seconds[segment - 1], 3),
                     "score": _mean(scores),
-                    **({f"score_{seed}": x for seed, x in enumerate(scores)} if len(scores) > 1 else {}),
+                    **(
+                        {f"score_{seed}": x for seed, x in enumerate(scores)}
+                        if len(scores) > 1
+                        else {}
+                    ),
                     "status": trial.status if last else "",
                     "seed": trial.seeds[0],
-                    **{key: plain(value) for key, value in settings_at(book, trial, segment).items()},
+                    **{
+                        key: plain(value)
+                        for key, value in settings_at(book, trial, segment).items()
+                    },
                 }
             )
     return rows
@@ -129,8 +139,8 @@ def members(book: Book) -> dict[str, Any]:
         book: The trials.
 
     Returns:
-        ``settings`` (key, kind of draw), ``members`` in the order of their rank, after the one that was best at the
-        end, ``lineage`` and ``segment_steps``.
+        ``settings`` (key, kind of draw), ``members`` in the order of their rank, after the one that
+        was best at the end, ``lineage`` and ``segment_steps``.
     """
     space: SearchSpace = book.space
     shown, found = MOST_ROWS, []
@@ -155,8 +165,14 @@ def members(book: Book) -> dict[str, Any]:
         )
     steps, rows = book.segment_steps, book.lineage
     points = [[plain(value) for value in value_of(space, row.shares).values()] for row in rows]
-    lineage = [[row.segment * steps, row.member, row.parent, point] for row, point in zip(rows, points, strict=True)]
-    settings = [[key, draw.kind, [written(plain(v)) for v in draw.values]] for key, draw in space.draws.items()]
+    lineage = [
+        [row.segment * steps, row.member, row.parent, point]
+        for row, point in zip(rows, points, strict=True)
+    ]
+    settings = [
+        [key, draw.kind, [written(plain(v)) for v in draw.values]]
+        for key, draw in space.draws.items()
+    ]
     return {
         **dict(settings=settings, members=found, lineage=lineage),
         **dict(segment_steps=book.segment_steps, segments=book.segments),
@@ -164,7 +180,8 @@ def members(book: Book) -> dict[str, Any]:
 
 
 def ancestry(book: Book, number: int) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rates with which a member's network was trained, through all members that it was copied from.
+    """Return the rates with which a member's network was trained, through all members that it was
+    copied from.
 
     Args:
         book: The trials.
@@ -184,10 +201,13 @@ def ancestry(book: Book, number: int) -> list[tuple[int, dict[str, Any]]]:
         member, until = row.parent, row.segment
 
 
-def schedules_of(book: Book, number: int, steps_per_tick: int = 1) -> dict[str, list[tuple[float, Any]]]:
+def schedules_of(
+    book: Book, number: int, steps_per_tick: int = 1
+) -> dict[str, list[tuple[float, Any]]]:
     """Return the schedule of each rate that a member's network was trained with.
 
-    A change holds from half a tick before the tick in which it was made, so that rounding does not move it.
+    A change holds from half a tick before the tick in which it was made, so that rounding does not
+    move it.
 
     Args:
         book: The trials.
@@ -201,7 +221,10 @@ def schedules_of(book: Book, number: int, steps_per_tick: int = 1) -> dict[str, 
     found = {}
     for key in book.space.rates:
         early = 0.5 * steps_per_tick / (book.segments * book.segment_steps)
-        rows = [(max(0.0, segment / book.segments - early), settings[key]) for segment, settings in changes]
+        rows = [
+            (max(0.0, segment / book.segments - early), settings[key])
+            for segment, settings in changes
+        ]
         changed = [row for i, row in enumerate(rows) if i == 0 or row[1] != rows[i - 1][1]]
         if len(changed) > 1:
             found[key] = changed

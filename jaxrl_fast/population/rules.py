@@ -1,4 +1,6 @@
-"""The rules of a population: which members go on, which are copied, and how rates change. Numbers in, numbers out."""
+"""The rules of a population: which members go on, which are copied, and how rates change. Numbers
+in, numbers out.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -65,7 +67,8 @@ def rungs_of(ticks: int, keep_one_in: int, first: int | None = None) -> tuple[in
     Args:
         ticks: Ticks of the run.
         keep_one_in: As in `Halving`.
-        first: Ticks until the first rung; None for a share of the run between a 16th and a 27th, or one tick.
+        first: Ticks until the first rung; None for a share of the run between a 16th and a 27th, or
+            one tick.
 
     Returns:
         Ticks of a segment, and the rungs in segments; the run is prolonged to whole segments.
@@ -89,7 +92,9 @@ def ranked(scores: Mapping[int, float]) -> list[int]:
     return sorted(scores, key=lambda number: (-scores[number], number))
 
 
-def promoted(rule: Halving, scores: Mapping[int, float], gone_on: Iterable[int], *, complete: bool) -> list[int]:
+def promoted(
+    rule: Halving, scores: Mapping[int, float], gone_on: Iterable[int], *, complete: bool
+) -> list[int]:
     """List the members that may go on from a rung.
 
     Args:
@@ -102,7 +107,11 @@ def promoted(rule: Halving, scores: Mapping[int, float], gone_on: Iterable[int],
         Numbers, the best first. A member that diverged never goes on.
     """
     number = max(len(scores) // rule.keep_one_in, int(complete and len(scores) > 0))
-    return [one for one in ranked(scores)[:number] if one not in set(gone_on) and scores[one] > -math.inf]
+    return [
+        one
+        for one in ranked(scores)[:number]
+        if one not in set(gone_on) and scores[one] > -math.inf
+    ]
 
 
 def may_be_promoted(rule: Halving, scores: Mapping[int, float], number: int, at_most: int) -> bool:
@@ -117,7 +126,9 @@ def may_be_promoted(rule: Halving, scores: Mapping[int, float], number: int, at_
     Returns:
         False if the places are taken by better ones.
     """
-    return scores[number] > -math.inf and ranked(scores).index(number) < max(1, at_most // rule.keep_one_in)
+    return scores[number] > -math.inf and ranked(scores).index(number) < max(
+        1, at_most // rule.keep_one_in
+    )
 
 
 def exchange(
@@ -133,8 +144,8 @@ def exchange(
         rule: Rule.
         space: Search space of the rates.
         points: Point of each member by number.
-        scores: Scores by number, -inf for a member that diverged. Members without a score are neither replaced nor
-            copied.
+        scores: Scores by number, -inf for a member that diverged. Members without a score are
+            neither replaced nor copied.
         rng: Source of the choices.
 
     Returns:
@@ -156,12 +167,15 @@ def exchange(
     return copies
 
 
-def explored(explore: Explore, space: SearchSpace, shares: Shares, rng: np.random.Generator) -> Shares:
+def explored(
+    explore: Explore, space: SearchSpace, shares: Shares, rng: np.random.Generator
+) -> Shares:
     """Change the rates of a copied member.
 
     Args:
-        explore: ``perturb`` multiplies each rate by one of `FACTORS`, of a linear range moves it by a fifth, and of a
-            list goes one step; ``resample`` also draws a rate anew with the chance `RESAMPLED`.
+        explore: ``perturb`` multiplies each rate by one of `FACTORS`, of a linear range moves it by
+            a fifth, and of a list goes one step; ``resample`` also draws a rate anew with the
+            chance `RESAMPLED`.
         space: Search space of the rates.
         shares: Point of the copied member.
         rng: Source of the choices.
@@ -173,5 +187,7 @@ def explored(explore: Explore, space: SearchSpace, shares: Shares, rng: np.rando
     for key, draw in space.rates.items():
         factor, again, anew = rng.choice(FACTORS), rng.random(), rng.random()
         value = draw.near(draw.at(shares[key]), float(factor))
-        new[key] = anew if explore == "resample" and again < RESAMPLED else min(draw.share_of(value), 1.0)
+        new[key] = (
+            anew if explore == "resample" and again < RESAMPLED else min(draw.share_of(value), 1.0)
+        )
     return new

@@ -1,7 +1,9 @@
-"""The search space: which settings vary between members, over which values, and the points that are tried.
+"""The search space: which settings vary between members, over which values, and the points that are
+tried.
 
-A rate (a field of the algorithm's hyper-parameters) is a value in the compiled program, so all its values share one.
-Any other setting is compiled in: each of its values is a group of members with a separate program.
+A rate (a field of the algorithm's hyper-parameters) is a value in the compiled program, so all its
+values share one. Any other setting is compiled in: each of its values is a group of members with a
+separate program.
 """
 
 import itertools
@@ -23,7 +25,8 @@ class Draw(NamedTuple):
     """The values of one setting.
 
     Attributes:
-        kind: ``log`` and ``uniform`` between two numbers, ``choice`` of a list, or all of a ``grid``.
+        kind: ``log`` and ``uniform`` between two numbers, ``choice`` of a list, or all of a
+            ``grid``.
         values: The two numbers, or the list.
     """
 
@@ -48,8 +51,8 @@ class Draw(NamedTuple):
         return (value - low) / (high - low)
 
     def near(self, value: Any, factor: float) -> Any:
-        """Return a neighbour within the range: a number times ``factor``; of a linear range, as large a share away; of
-        a list, the next or previous value.
+        """Return a neighbour within the range: a number times ``factor``; of a linear range, as
+        large a share away; of a list, the next or previous value.
         """
         if self.kind in LISTS:
             at = self.values.index(value) + (1 if factor > 1.0 else -1)
@@ -101,7 +104,8 @@ def read_draw(key: str, text: str, declared: Key) -> Draw:
         The draw.
 
     Raises:
-        ConfigError: The text has another form, a range is empty, or a value is not one of the setting.
+        ConfigError: The text has another form, a range is empty, or a value is not one of the
+            setting.
     """
     kind, _, rest = text.partition(":")
     if kind not in (*RANGES, *LISTS) or not rest:
@@ -114,7 +118,9 @@ def read_draw(key: str, text: str, declared: Key) -> Draw:
     if kind in RANGES:
         _check_range(key, text, kind, values)
     elif any(isinstance(value, Schedule) for value in values):
-        raise ConfigError(f"{PREFIX}{key}={text}: a list holds numbers, not schedules: write numbers")
+        raise ConfigError(
+            f"{PREFIX}{key}={text}: a list holds numbers, not schedules: write numbers"
+        )
     elif len(set(map(str, values))) < len(values):
         raise ConfigError(f"{PREFIX}{key}={text}: a value is repeated: write each once")
     return Draw(kind, values)
@@ -124,15 +130,21 @@ def _check_range(key: str, text: str, kind: str, values: Sequence[Any]) -> None:
     try:
         low, high = map(as_number, values)
     except (TypeError, ValueError):
-        raise ConfigError(f"{PREFIX}{key}={text}: write two numbers, as in {kind}:1e-4:1e-2") from None
+        raise ConfigError(
+            f"{PREFIX}{key}={text}: write two numbers, as in {kind}:1e-4:1e-2"
+        ) from None
     if kind == "log" and min(low, high) <= 0.0:
         raise ConfigError(
             f"{PREFIX}{key}={text}: a logarithmic range begins above 0: write uniform:... or larger numbers"
         )
     if low == high:
-        raise ConfigError(f"{PREFIX}{key}={text}: nothing varies: write {key}={low:g} without sample., or a range")
+        raise ConfigError(
+            f"{PREFIX}{key}={text}: nothing varies: write {key}={low:g} without sample., or a range"
+        )
     if not low < high:
-        raise ConfigError(f"{PREFIX}{key}={text}: the first number must be the smaller: write {kind}:{high:g}:{low:g}")
+        raise ConfigError(
+            f"{PREFIX}{key}={text}: the first number must be the smaller: write {kind}:{high:g}:{low:g}"
+        )
 
 
 def split_list(text: str) -> list[str]:
@@ -154,7 +166,9 @@ def split_list(text: str) -> list[str]:
     return parts
 
 
-def make_space(texts: Mapping[str, str], keys: Mapping[str, Key], rates: Sequence[str]) -> SearchSpace:
+def make_space(
+    texts: Mapping[str, str], keys: Mapping[str, Key], rates: Sequence[str]
+) -> SearchSpace:
     """Read a search space.
 
     Args:
@@ -173,7 +187,11 @@ def make_space(texts: Mapping[str, str], keys: Mapping[str, Key], rates: Sequenc
         if key not in keys:
             hint = INSTEAD.get(key) or nearest(key, keys)
             size = "" if len(keys) == len(rates) else ", or a size"
-            hint = f"write one of {', '.join(rates)}{size}" if hint.startswith("write one of") else hint
+            hint = (
+                f"write one of {', '.join(rates)}{size}"
+                if hint.startswith("write one of")
+                else hint
+            )
             raise ConfigError(f"{PREFIX}{key}: there is no such setting of the algorithm: {hint}")
         if key not in rates and text.split(":")[0] in RANGES:
             named = ", ".join(rate.removeprefix("algo.") for rate in rates)
@@ -204,7 +222,8 @@ def value_of(space: SearchSpace, shares: Shares) -> dict[str, Any]:
 
 
 def random_shares(space: SearchSpace, seed: int, number: int) -> Shares:
-    """Draw a point. It depends on nothing but the arguments, so that more trials repeat the first ones.
+    """Draw a point. It depends on nothing but the arguments, so that more trials repeat the first
+    ones.
 
     Args:
         space: Search space.
@@ -215,12 +234,18 @@ def random_shares(space: SearchSpace, seed: int, number: int) -> Shares:
         The point; a grid's settings take their values in turn.
     """
     rng = np.random.default_rng([seed, number])
-    drawn = {key: float(share) for key, share in zip(space.draws, rng.random(len(space.draws)), strict=True)}
+    drawn = {
+        key: float(share)
+        for key, share in zip(space.draws, rng.random(len(space.draws)), strict=True)
+    }
     grid = space.grid
     if grid:
         cells = list(itertools.product(*(range(len(draw.values)) for draw in grid.values())))
         cell = cells[number % len(cells)]
-        drawn |= {key: (at + 0.5) / len(draw.values) for (key, draw), at in zip(grid.items(), cell, strict=True)}
+        drawn |= {
+            key: (at + 0.5) / len(draw.values)
+            for (key, draw), at in zip(grid.items(), cell, strict=True)
+        }
     return drawn
 
 

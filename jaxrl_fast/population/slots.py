@@ -1,7 +1,8 @@
 """Slots: the members of one compiled program, side by side along the seeds' axis.
 
-A member's numbers depend neither on its slot nor on the others': its state has its random key, its rates, and, if
-members may begin at different times, its tick. Members move between slots and the host's memory as named arrays.
+A member's numbers depend neither on its slot nor on the others': its state has its random key, its
+rates, and, if members may begin at different times, its tick. Members move between slots and the
+host's memory as named arrays.
 """
 
 import itertools
@@ -61,7 +62,9 @@ def make_slots(job: Job, segment_ticks: int, *, own_ticks: bool) -> Slots:
     most = max(1, MAX_CHUNK_STEPS // (job.plan.steps_per_tick * job.num_seeds))
     ticks = max(n for n in range(1, segment_ticks + 1) if segment_ticks % n == 0 and n <= most)
     own = own_ticks and job.num_seeds > 1
-    program = programs.compile(job.graph, job.placement, ticks, job.num_seeds, OWN_TICKS if own else SEED_AXES)
+    program = programs.compile(
+        job.graph, job.placement, ticks, job.num_seeds, OWN_TICKS if own else SEED_AXES
+    )
     return Slots(job, program, ticks, own)
 
 
@@ -94,7 +97,11 @@ def member_bytes(job: Job) -> tuple[int, int]:
 
 
 def _size(tree: PyTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if leaf.dtype != jax.dtypes.float0)
+    return sum(
+        leaf.size * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+        if leaf.dtype != jax.dtypes.float0
+    )
 
 
 def rates_of(hypers: Sequence[Any]) -> Any:
@@ -106,7 +113,9 @@ def rates_of(hypers: Sequence[Any]) -> Any:
     Returns:
         Leaves ``[S, ...]``, float32.
     """
-    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, np.float32) for leaf in leaves]), *hypers)
+    return jax.tree.map(
+        lambda *leaves: np.stack([np.asarray(leaf, np.float32) for leaf in leaves]), *hypers
+    )
 
 
 class CompiledSlots(NamedTuple):
@@ -135,7 +144,9 @@ def compile_slots(slots: Slots) -> CompiledSlots:
     return CompiledSlots(lambda keys: init(keys, hyper), run)
 
 
-def begin(slots: Slots, ready: CompiledSlots, seeds: Sequence[int], hypers: Sequence[Any]) -> TrainState:
+def begin(
+    slots: Slots, ready: CompiledSlots, seeds: Sequence[int], hypers: Sequence[Any]
+) -> TrainState:
     """Make the first state of a member in every slot.
 
     Args:
@@ -189,7 +200,11 @@ def merged(slots: Slots, state: TrainState, fresh: TrainState, new: Sequence[boo
 @jax.jit
 def _merge(state: TrainState, fresh: TrainState, new: jax.Array) -> TrainState:
     def choose(old: jax.Array, other: jax.Array) -> jax.Array:
-        return jnp.where(new.reshape(new.shape + (1,) * (old.ndim - 1)), other, old) if old.ndim else old
+        return (
+            jnp.where(new.reshape(new.shape + (1,) * (old.ndim - 1)), other, old)
+            if old.ndim
+            else old
+        )
 
     return jax.tree.map(choose, state, fresh)
 
@@ -235,7 +250,10 @@ def take(slots: Slots, state: TrainState, slot: int) -> Arrays:
     if not hosts.is_alone():  # other processes have some of the slots
         leaves = hosts.to_host(leaves)
     picked = {name: leaf[slot] if axis[name] else leaf for name, leaf in leaves.items()}
-    return {name: np.array(hosts.to_host(leaf) if hosts.is_alone() else leaf) for name, leaf in picked.items()}
+    return {
+        name: np.array(hosts.to_host(leaf) if hosts.is_alone() else leaf)
+        for name, leaf in picked.items()
+    }
 
 
 def put(slots: Slots, state: TrainState, members: Mapping[int, Arrays]) -> TrainState:
@@ -273,7 +291,8 @@ def placed(slots: Slots, template: TrainState, arrays: Mapping[str, np.ndarray])
         arrays: Arrays by name.
 
     Returns:
-        The state. It is copied, since a CPU device may use the memory of a NumPy array, which a chunk overwrites.
+        The state. It is copied, since a CPU device may use the memory of a NumPy array, which a
+        chunk overwrites.
     """
     return hosts.copy(slots.program.place(from_named(template, arrays)))
 
@@ -301,15 +320,19 @@ def named_rates(hyper: Any) -> Arrays:
         Arrays by name.
     """
     leaves = jax.tree_util.tree_leaves_with_path({"hyper": hyper})
-    names = [f"hyper.{jax.tree_util.keystr(path[1:], simple=True, separator='.')}" for path, _ in leaves]
-    return {name: np.asarray(leaf, np.float32) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    names = [
+        f"hyper.{jax.tree_util.keystr(path[1:], simple=True, separator='.')}" for path, _ in leaves
+    ]
+    return {
+        name: np.asarray(leaf, np.float32) for name, (_, leaf) in zip(names, leaves, strict=True)
+    }
 
 
 def copied(graph: Graph, state: TrainState, *, replay: bool) -> TrainState:
     """Mark what a member takes over from the one that it copies.
 
-    It takes parameters, optimizers and statistics: whatever belongs to no environment. Its random key, its tick, its
-    environments and, unless asked for, its replay buffer stay.
+    It takes parameters, optimizers and statistics: whatever belongs to no environment. Its random
+    key, its tick, its environments and, unless asked for, its replay buffer stay.
 
     Args:
         graph: Graph of the run.
@@ -333,16 +356,22 @@ def copied(graph: Graph, state: TrainState, *, replay: bool) -> TrainState:
     for name, own in state.private.items():
         tags = fragments[name].tags
         fixed = False if SAMPLING in tags else replay if REPLAY in tags else None
-        private[name] = by_axes(fragments[name].division.private, own) if fixed is None else whole(own, fixed)
+        private[name] = (
+            by_axes(fragments[name].division.private, own) if fixed is None else whole(own, fixed)
+        )
     channels = {}
     for name, own in state.channels.items():
         f = writer[name]
-        channels[name] = whole(own, False) if SAMPLING in f.tags else by_axes(f.division.writes.get(name), own)
+        channels[name] = (
+            whole(own, False) if SAMPLING in f.tags else by_axes(f.division.writes.get(name), own)
+        )
     rest = {field: whole(getattr(state, field), False) for field in ("hyper", "tick", "key")}
     return TrainState(private, channels, **rest)
 
 
-def adopt(state: TrainState, marked: TrainState, targets: Sequence[int], sources: Sequence[int]) -> TrainState:
+def adopt(
+    state: TrainState, marked: TrainState, targets: Sequence[int], sources: Sequence[int]
+) -> TrainState:
     """Let members continue as copies of others.
 
     Only the copied members move between devices.
@@ -356,7 +385,11 @@ def adopt(state: TrainState, marked: TrainState, targets: Sequence[int], sources
     Returns:
         The state.
     """
-    chosen = [leaf for leaf, mark in zip(jax.tree.leaves(state), jax.tree.leaves(marked), strict=True) if mark]
+    chosen = [
+        leaf
+        for leaf, mark in zip(jax.tree.leaves(state), jax.tree.leaves(marked), strict=True)
+        if mark
+    ]
     after = iter(_adopt(chosen, np.asarray(targets), np.asarray(sources)))
     return jax.tree.map(lambda leaf, mark: next(after) if mark else leaf, state, marked)
 

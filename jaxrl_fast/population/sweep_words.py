@@ -1,4 +1,6 @@
-"""The words of the command `sweep`: its own keys, what varies, and the settings of each group of members."""
+"""The words of the command `sweep`: its own keys, what varies, and the settings of each group of
+members.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,11 +26,18 @@ from jaxrl_fast.settings.schema import (
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.system import CODE, names_code
 
-KEYS = {f"population.{name}" if name in OF_POPULATION else name: key for name, key in keys_of(SearchOptions).items()}
-KEYS["at_once"] = Key(int | Literal["measure"] | None, None, 1, "trials at once; measure: finds the fastest", MAX_SIZE)
+KEYS = {
+    f"population.{name}" if name in OF_POPULATION else name: key
+    for name, key in keys_of(SearchOptions).items()
+}
+KEYS["at_once"] = Key(
+    int | Literal["measure"] | None, None, 1, "trials at once; measure: finds the fastest", MAX_SIZE
+)
 KEYS |= AT_THE_END | {
     "write_tuned": Key(bool, False, text="write the best settings as a file for config=..."),
-    "launcher": Key(Literal["none", "local", "slurm"], "none", text="write a script of jobs instead of training"),
+    "launcher": Key(
+        Literal["none", "local", "slurm"], "none", text="write a script of jobs instead of training"
+    ),
     "jobs": Key(int, 8, 1, "jobs of that script", 10_000),
 }
 """Keys of this command, in addition to the keys of training."""
@@ -97,10 +106,19 @@ def read_sweep(words: Sequence[str]) -> Sweep:
     short = {name.removeprefix("population."): value for name, value in given.items()}
     short["at_once"] = None if given["at_once"] == MEASURE else given["at_once"]
     options = SearchOptions(**{name: short[name] for name in keys_of(SearchOptions)})
-    space = make_space(texts, _varying(run, texts), [f"algo.{name}" for name in make_algorithm(run).hyper._fields])
+    space = make_space(
+        texts, _varying(run, texts), [f"algo.{name}" for name in make_algorithm(run).hyper._fields]
+    )
     for key, draw in space.rates.items():
-        if key in SWITCHES and draw.kind in ("choice", "grid") and 0 in draw.values and len(draw.values) > 1:
-            raise ConfigError(f"{PREFIX}{key}: 0 switches it off, which compiles another program: leave 0 out")
+        if (
+            key in SWITCHES
+            and draw.kind in ("choice", "grid")
+            and 0 in draw.values
+            and len(draw.values) > 1
+        ):
+            raise ConfigError(
+                f"{PREFIX}{key}: 0 switches it off, which compiles another program: leave 0 out"
+            )
     check_options(options, space, run.total_steps)
     _check_unused(given, run, space)
     return Sweep(list(words), others, run, options, given, space)
@@ -121,9 +139,13 @@ def _check_unused(given: Mapping[str, Any], run: Run, space: SearchSpace) -> Non
             f"jobs={given['jobs']} is for a script of jobs: write launcher=slurm or launcher=local with it"
         )
     if given["launcher"] != "none" and run.run_dir is not None:
-        raise ConfigError(f"run_dir={run.run_dir}: a script of jobs names a folder for each job: leave it out")
+        raise ConfigError(
+            f"run_dir={run.run_dir}: a script of jobs names a folder for each job: leave it out"
+        )
     if given["launcher"] != "none" and space.grid:
-        raise ConfigError(f"launcher={given['launcher']}: every job would try the whole grid: write choice: for grid:")
+        raise ConfigError(
+            f"launcher={given['launcher']}: every job would try the whole grid: write choice: for grid:"
+        )
 
 
 def _check_run(run: Run) -> None:
@@ -147,7 +169,8 @@ def _varying(run: Run, texts: Mapping[str, str]) -> dict[str, Key]:
 
 
 def run_of(sweep: Sweep, sizes: Mapping[str, Any]) -> Run:
-    """Return the settings of a group: compiled-in settings as given, rates in the middle of their range.
+    """Return the settings of a group: compiled-in settings as given, rates in the middle of their
+    range.
 
     Args:
         sweep: The sweep.
@@ -158,7 +181,9 @@ def run_of(sweep: Sweep, sizes: Mapping[str, Any]) -> Run:
     """
     words = [word for word in sweep.words if word.partition("=")[0] not in sizes]
     middle = {key: draw.at(0.5) for key, draw in sweep.space.rates.items()}
-    return compose([*words, *(f"{key}={written(value)}" for key, value in {**sizes, **middle}.items())])
+    return compose(
+        [*words, *(f"{key}={written(value)}" for key, value in {**sizes, **middle}.items())]
+    )
 
 
 def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -178,18 +203,26 @@ def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
         return None, list(words)
     folder, others = Path(given[-1]), [word for word in words if not word.startswith("resume=")]
     if not given[-1] or not folder.is_dir():
-        raise ConfigError(f"resume={given[-1]}: there is no such folder: write the folder of a sweep")
+        raise ConfigError(
+            f"resume={given[-1]}: there is no such folder: write the folder of a sweep"
+        )
     try:
         stored = json.loads((folder / SWEEP_FILE).read_text("utf-8"))["words"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"resume={folder}: it is not the folder of a sweep: write one that `sweep` made") from None
+        raise ConfigError(
+            f"resume={folder}: it is not the folder of a sweep: write one that `sweep` made"
+        ) from None
     code = [word for word in stored if names_own_code(word)]
     missing = [word for word in code if word not in others]
     if missing:
-        raise ConfigError(f"{folder} names {missing[0]}, and code that a folder names is not executed: write it again")
+        raise ConfigError(
+            f"{folder} names {missing[0]}, and code that a folder names is not executed: write it again"
+        )
     strange = [word for word in others if word not in stored]
     if strange:
-        raise ConfigError(f"{strange[0]}: a sweep continues with the words that began it: leave it out")
+        raise ConfigError(
+            f"{strange[0]}: a sweep continues with the words that began it: leave it out"
+        )
     return folder, stored
 
 

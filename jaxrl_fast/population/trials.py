@@ -1,4 +1,6 @@
-"""The book of a population: every trial with its point, its scores, and where it stands. Plain data, as in JSON."""
+"""The book of a population: every trial with its point, its scores, and where it stands. Plain
+data, as in JSON.
+"""
 
 import math
 from collections.abc import Iterable
@@ -24,7 +26,8 @@ class Trial:
         shares: Its point.
         seeds: Seeds of its learners.
         segments: Segments that it has trained.
-        scores: Scores of its learners after each segment, None without an episode, -inf if it diverged.
+        scores: Scores of its learners after each segment, None without an episode, -inf if it
+            diverged.
         seconds: Seconds of computing for it after each segment, of all its learners.
         status: Where it stands.
         parent: Trial that it was copied from last, or None.
@@ -32,7 +35,9 @@ class Trial:
         since: Segments after which it was copied last, whose scores no longer count.
     """
 
-    def __init__(self, number: int, shares: Shares, seeds: Iterable[int], segment_steps: int) -> None:
+    def __init__(
+        self, number: int, shares: Shares, seeds: Iterable[int], segment_steps: int
+    ) -> None:
         self.number, self.shares, self.seeds = number, dict(shares), list(seeds)
         self.segment_steps = segment_steps
         self.segments = self.since = 0
@@ -54,8 +59,8 @@ class Trial:
     def score_at(self, segments: int) -> float | None:
         """Return the mean of the learners' scores after some segments.
 
-        A learner without an ended episode in a segment has the score of the segment before. None if no learner has
-        ended an episode yet; -inf if one has diverged.
+        A learner without an ended episode in a segment has the score of the segment before. None if
+        no learner has ended an episode yet; -inf if one has diverged.
         """
         newest = [
             next((one for one in reversed(column) if one is not None), None)
@@ -89,7 +94,9 @@ def trial_from(content: dict[str, Any]) -> Trial:
     """
     trial = Trial(content["number"], content["shares"], content["seeds"], content["segment_steps"])
     vars(trial).update(content)
-    trial.scores = [[float(one) if isinstance(one, str) else one for one in row] for row in content["scores"]]
+    trial.scores = [
+        [float(one) if isinstance(one, str) else one for one in row] for row in content["scores"]
+    ]
     return trial
 
 
@@ -115,7 +122,8 @@ class Book:
     Attributes:
         space: Search space.
         segments: Segments of a whole run.
-        segment_steps: Environment steps of a segment, of each learner; trials of a group with longer ticks differ.
+        segment_steps: Environment steps of a segment, of each learner; trials of a group with
+            longer ticks differ.
         halving: Rule by which trials stop early, or None.
         trials: Trials by number.
         lineage: Rows of a population's lineage.
@@ -123,14 +131,23 @@ class Book:
         best: Trial with the highest return in new episodes at the end, None before.
     """
 
-    def __init__(self, space: SearchSpace, segments: int, segment_steps: int, halving: Halving | None) -> None:
-        self.space, self.segments, self.segment_steps, self.halving = space, segments, segment_steps, halving
+    def __init__(
+        self, space: SearchSpace, segments: int, segment_steps: int, halving: Halving | None
+    ) -> None:
+        self.space, self.segments, self.segment_steps, self.halving = (
+            space,
+            segments,
+            segment_steps,
+            halving,
+        )
         self.trials: dict[int, Trial] = {}
         self.lineage: list[Lineage] = []
         self.gone_on: dict[int, list[int]] = {}
         self.best: int | None = None
 
-    def start(self, shares: Shares, seeds: Iterable[int], segment_steps: int | None = None) -> Trial:
+    def start(
+        self, shares: Shares, seeds: Iterable[int], segment_steps: int | None = None
+    ) -> Trial:
         """Begin a trial."""
         trial = Trial(len(self.trials), shares, seeds, segment_steps or self.segment_steps)
         self.trials[trial.number] = trial
@@ -144,8 +161,8 @@ class Book:
     def at_rung(self, rung: int) -> dict[int, float]:
         """Return the scores at a rung, in segments, of all trials that came so far.
 
-        A trial that diverged counts at the first rung that it did not pass. One without an ended episode has the lowest
-        score that can still go on.
+        A trial that diverged counts at the first rung that it did not pass. One without an ended
+        episode has the lowest score that can still go on.
         """
         found = {}
         rungs = () if self.halving is None else self.halving.rungs
@@ -178,9 +195,19 @@ class Book:
         found: list[list[int]] = []
         training = [trial.segments for trial in self.trials.values() if trial.status == "training"]
         for rung in self.halving.rungs[:-1]:
-            complete = all_started and not any(found) and not any(segments < rung for segments in training)
-            more = promoted(self.halving, self.at_rung(rung), self.gone_on.get(rung, []), complete=complete)
-            found.append([n for n in more if self.trials[n].status == "waiting" and self.trials[n].segments == rung])
+            complete = (
+                all_started and not any(found) and not any(segments < rung for segments in training)
+            )
+            more = promoted(
+                self.halving, self.at_rung(rung), self.gone_on.get(rung, []), complete=complete
+            )
+            found.append(
+                [
+                    n
+                    for n in more
+                    if self.trials[n].status == "waiting" and self.trials[n].segments == rung
+                ]
+            )
         return [number for numbers in reversed(found) for number in numbers]
 
     def go_on(self, number: int) -> None:
@@ -195,7 +222,11 @@ class Book:
         if self.halving is None or trial.status != "waiting":
             return False
         others = [t for t in self.trials.values() if t.status in ("training", "waiting")]
-        below = sum(other.segments < trial.segments for other in others) + most_trials - len(self.trials)
+        below = (
+            sum(other.segments < trial.segments for other in others)
+            + most_trials
+            - len(self.trials)
+        )
         scores = self.at_rung(trial.segments)
         return may_be_promoted(self.halving, scores, number, len(scores) + below)
 
@@ -229,10 +260,17 @@ class Book:
         ]
 
     def ranking(self) -> list[int]:
-        """Return the numbers of all trials with a score: the longest trained first, of these the best."""
+        """Return the numbers of all trials with a score: the longest trained first, of these the
+        best.
+        """
         found = [t for t in self.trials.values() if t.scores]
         found.sort(
-            key=lambda t: (t.status == "diverged", -t.segments, -(LOWEST if t.score is None else t.score), t.number)
+            key=lambda t: (
+                t.status == "diverged",
+                -t.segments,
+                -(LOWEST if t.score is None else t.score),
+                t.number,
+            )
         )
         return [t.number for t in found]
 

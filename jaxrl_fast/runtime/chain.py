@@ -1,11 +1,13 @@
-"""Chains: the programs of several groups, dispatched tick by tick from Python without waiting for any of them.
+"""Chains: the programs of several groups, dispatched tick by tick from Python without waiting for
+any of them.
 
-Neighbouring fragments of a group become one program, a segment of the chain. Channels are copied between devices if a
-reader's devices differ from the writer's. A host fragment is a segment that is called instead of dispatched; segments
-that do not wait for it are dispatched first, so that devices work during the call.
+Neighbouring fragments of a group become one program, a segment of the chain. Channels are copied
+between devices if a reader's devices differ from the writer's. A host fragment is a segment that is
+called instead of dispatched; segments that do not wait for it are dispatched first, so that devices
+work during the call.
 
-With several processes, each runs through the whole chain in the same order, and skips the segments on whose devices it
-has no part (`transfer`).
+With several processes, each runs through the whole chain in the same order, and skips the segments
+on whose devices it has no part (`transfer`).
 """
 
 import time
@@ -43,8 +45,9 @@ class Segment(NamedTuple):
 
     Attributes:
         fragments: Fragments in schedule order.
-        step: ``(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)``, of the channels
-            after the last tick and of those written by earlier segments in this tick.
+        step: ``(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)``,
+            of the channels after the last tick and of those written by earlier segments in this
+            tick.
         stored: Channels of the first kind that are already on its devices.
         fresh: Channels of the second kind that are already on its devices.
         written: Channels that it returns.
@@ -110,7 +113,9 @@ def make_stages(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> tuple[St
     """
     spans = _spanning(graph, home)
     cut = dispatch_order(graph, home)
-    segments = [_segment(graph, home, run, num_seeds, one_round=run[0].name in spans) for run in cut]
+    segments = [
+        _segment(graph, home, run, num_seeds, one_round=run[0].name in spans) for run in cut
+    ]
     stages: list[Stage] = []
     for cycle, members in groupby(segments, lambda s: spans.get(s.fragments[0].name)):
         together = tuple(members)
@@ -120,11 +125,12 @@ def make_stages(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> tuple[St
 
 
 def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, ...]]:
-    """Cut the fragments of a tick into the segments of a chain, in an order that lets groups run at the same time.
+    """Cut the fragments of a tick into the segments of a chain, in an order that lets groups run at
+    the same time.
 
-    Fragments that wait for the fewest other groups come first. Among equals, host fragments come last, because they
-    block. A segment ends where another group waits for its channels, because a program returns nothing before it ends.
-    A cycle that spans groups becomes one segment per turn.
+    Fragments that wait for the fewest other groups come first. Among equals, host fragments come
+    last, because they block. A segment ends where another group waits for its channels, because a
+    program returns nothing before it ends. A cycle that spans groups becomes one segment per turn.
 
     Args:
         graph: Graph.
@@ -135,7 +141,10 @@ def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, 
     """
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     hosts = {f.name for f in graph.fragments if f.host}
-    now = {f.name: {writer[c] for c in f.reads if not graphs.age_of(graph, f.name, c)} for f in graph.fragments}
+    now = {
+        f.name: {writer[c] for c in f.reads if not graphs.age_of(graph, f.name, c)}
+        for f in graph.fragments
+    }
     waits: dict[str, int] = {}
     exports: set[str] = set()
     for stage in graphs.stages(graph.fragments):
@@ -159,32 +168,54 @@ def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, 
 
 def _spanning(graph: Graph, home: dict[str, Mesh]) -> dict[str, int]:
     """Return the members of cycles that span several groups, with a number for each cycle."""
-    cycles = [stage for stage in graphs.stages(graph.fragments) if len({id(home[f.name]) for f in stage}) > 1]
+    cycles = [
+        stage
+        for stage in graphs.stages(graph.fragments)
+        if len({id(home[f.name]) for f in stage}) > 1
+    ]
     return {f.name: i for i, cycle in enumerate(cycles) for f in cycle}
 
 
 def _segment(
-    graph: Graph, home: dict[str, Mesh], fragments: tuple[Fragment, ...], num_seeds: int, *, one_round: bool
+    graph: Graph,
+    home: dict[str, Mesh],
+    fragments: tuple[Fragment, ...],
+    num_seeds: int,
+    *,
+    one_round: bool,
 ) -> Segment:
     mesh = home[fragments[0].name]
     own = {c for f in fragments for c in f.writes}
     aged = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 1}
     now = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 0} - own
     held = own & set(graphs.stored_channels(graph))
-    outside = set(graphs.stored_channels(graph)) | {c for f in graph.fragments if f not in fragments for c in f.reads}
+    outside = set(graphs.stored_channels(graph)) | {
+        c for f in graph.fragments if f not in fragments for c in f.reads
+    }
     stored, fresh, written = (tuple(sorted(names)) for names in (aged | held, now, own & outside))
     axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     at = {c: lay(mesh, axes[c], num_seeds) for c in (*stored, *fresh, *written)}
     host = fragments[0].host
-    jit = None if host else _jit(graph, mesh, fragments, (stored, fresh, written), at, num_seeds, one_round)
-    step = jit.jitted() if jit else _called(graph, fragments[0], {c: at[c] for c in written}, num_seeds)
+    jit = (
+        None
+        if host
+        else _jit(graph, mesh, fragments, (stored, fresh, written), at, num_seeds, one_round)
+    )
+    step = (
+        jit.jitted()
+        if jit
+        else _called(graph, fragments[0], {c: at[c] for c in written}, num_seeds)
+    )
 
     def come(names: tuple[str, ...]) -> dict[str, Any]:
         return {c: at[c] for c in names if home[writer[c]] is not mesh}
 
     moved = come(stored), come(fresh)
-    stay = [tuple(c for c in names if c not in moves) for names, moves in zip((stored, fresh), moved, strict=True)]
+    stay = [
+        tuple(c for c in names if c not in moves)
+        for names, moves in zip((stored, fresh), moved, strict=True)
+    ]
     whole, devices = lay(mesh, None, num_seeds), tuple(mesh.devices.flat)
     if not transfer.is_here(devices):
         step = transfer.passed_over(step, {c: at[c] for c in written}, whole)
@@ -203,14 +234,22 @@ def _jit(
     stored, fresh, written = channels
 
     def one_seed(
-        private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: jax.Array, round: jax.Array
+        private: Any,
+        stored: Channels,
+        fresh: Channels,
+        hyper: Any,
+        key: jax.Array,
+        tick: jax.Array,
+        round: jax.Array,
     ) -> tuple:
         step = graphs.step_round if one_round else graphs.step_fragments
         moment = graphs.Moment(hyper, key, tick, round if one_round else 0)
         after, outputs, metrics = step(graph, fragments, private, stored, fresh, moment)
         return after, {c: outputs[c] for c in written}, metrics
 
-    one_seed.__name__ = "_".join(f.name for f in fragments)  # the program's name in profiles and compiler dumps
+    one_seed.__name__ = "_".join(
+        f.name for f in fragments
+    )  # the program's name in profiles and compiler dumps
     private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
     whole = lay(mesh, None, num_seeds)
     acting = all(SAMPLING in f.tags for f in fragments)
@@ -225,18 +264,37 @@ def _jit(
 
 
 def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds: int) -> Any:
-    """Return the step of a host fragment, with hyper-parameters and keys; results are transferred to its group."""
+    """Return the step of a host fragment, with hyper-parameters and keys; results are transferred
+    to its group.
+    """
     rates = jax.jit(over_seeds(graph.hyper_at, num_seeds, (0, None), 0))
-    own_key = jax.jit(over_seeds(lambda key, tick: graphs.step_key(fragment, key, tick), num_seeds, (0, None), 0))
+    own_key = jax.jit(
+        over_seeds(lambda key, tick: graphs.step_key(fragment, key, tick), num_seeds, (0, None), 0)
+    )
 
     def step(
-        private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: Any, round: Any
+        private: Any,
+        stored: Channels,
+        fresh: Channels,
+        hyper: Any,
+        key: jax.Array,
+        tick: Any,
+        round: Any,
     ) -> tuple:
-        inputs = {c: (stored if graphs.age_of(graph, fragment.name, c) else fresh)[c] for c in fragment.reads}
+        inputs = {
+            c: (stored if graphs.age_of(graph, fragment.name, c) else fresh)[c]
+            for c in fragment.reads
+        }
         own_step = graphs.step_of(fragment, tick)
-        after, outputs, metrics = own_step(private[fragment.name], inputs, rates(hyper, tick), own_key(key, tick))
+        after, outputs, metrics = own_step(
+            private[fragment.name], inputs, rates(hyper, tick), own_key(key, tick)
+        )
         named = {f"{fragment.name}/{name}": value for name, value in metrics.items()}
-        return {fragment.name: after}, jax.device_put({c: outputs[c] for c in written}, written), named
+        return (
+            {fragment.name: after},
+            jax.device_put({c: outputs[c] for c in written}, written),
+            named,
+        )
 
     return step
 
@@ -249,9 +307,10 @@ class Chain(NamedTuple):
     Attributes:
         stages: The stages.
         ticks_per_chunk: Ticks of one call.
-        watch: ``(segment, called_s, inputs, outputs)``, called after each segment's call, for a timeline. ``called_s``
-            is `time.perf_counter` at the call, ``inputs`` the segment's channels ``(stored, fresh)``, and ``outputs``
-            ``(written, metrics)``, which devices may still be computing.
+        watch: ``(segment, called_s, inputs, outputs)``, called after each segment's call, for a
+            timeline. ``called_s`` is `time.perf_counter` at the call, ``inputs`` the segment's
+            channels ``(stored, fresh)``, and ``outputs`` ``(written, metrics)``, which devices may
+            still be computing.
     """
 
     stages: tuple[Stage, ...]
@@ -277,20 +336,30 @@ class Chain(NamedTuple):
         columns = hosts.add_up(columns)
         return now._replace(tick=state.tick + self.ticks_per_chunk), columns
 
-    def _tick(self, state: TrainState, tick: np.int32, shared: dict[int, Any]) -> tuple[TrainState, list[Metrics]]:
-        """Run a tick; ``shared`` has hyper-parameters and key on each segment's devices. Metrics are listed by call."""
+    def _tick(
+        self, state: TrainState, tick: np.int32, shared: dict[int, Any]
+    ) -> tuple[TrainState, list[Metrics]]:
+        """Run a tick; ``shared`` has hyper-parameters and key on each segment's devices. Metrics
+        are listed by call.
+        """
         private, fresh, metrics = dict(state.private), Channels(), []
         for stage in self.stages:
             stored = dict(state.channels)
             for round in range(stage.rounds):
                 for segment in stage.segments:
-                    own, written, more = self._run(segment, private, stored, fresh, shared[id(segment)], tick, round)
+                    own, written, more = self._run(
+                        segment, private, stored, fresh, shared[id(segment)], tick, round
+                    )
                     private |= own
                     fresh |= written
                     metrics.append(more)
                 if stage.rounds > 1:  # an edge of age 1 within a cycle is one round old
-                    stored |= {c: fresh[c] for s in stage.segments for c in s.written if c in stored}
-        return state._replace(private=private, channels={c: fresh[c] for c in state.channels}), metrics
+                    stored |= {
+                        c: fresh[c] for s in stage.segments for c in s.written if c in stored
+                    }
+        return state._replace(
+            private=private, channels={c: fresh[c] for c in state.channels}
+        ), metrics
 
     def _run(
         self,
@@ -305,7 +374,9 @@ class Chain(NamedTuple):
         own = {f.name: private[f.name] for f in segment.fragments}
         inputs = [
             {c: given[c] for c in names} | transfer.move({c: given[c] for c in moved}, moved)
-            for given, names, moved in zip((stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True)
+            for given, names, moved in zip(
+                (stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True
+            )
         ]
         called_s = time.perf_counter()
         if segment.joint:
@@ -336,7 +407,9 @@ class ChainParts(NamedTuple):
     place: PlaceState
 
 
-def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
+def make_chain(
+    graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int
+) -> ChainParts:
     """Build the chain of a graph.
 
     Args:
@@ -370,12 +443,16 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
             if segment.host:
                 publish = segment.fragments[0].publish
                 assert publish is not None  # `placements.check_placed` requires it
-                fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
+                fresh |= jax.eval_shape(
+                    over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name]
+                )
                 continue
             arguments = _arguments(segment, state, fresh)
             for channels, moved in zip(arguments[1:3], segment.moved, strict=True):
                 come = {c: lay(home[writer[c]], axes[c], num_seeds) for c in moved}
-                prepared.append(pool.submit(transfer.compile_move, {c: channels[c] for c in moved}, come, moved))
+                prepared.append(
+                    pool.submit(transfer.compile_move, {c: channels[c] for c in moved}, come, moved)
+                )
             if not segment.here:
                 fresh |= jax.tree.map(_shape, segment.step(*arguments)[1])
                 continue
@@ -385,18 +462,26 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         pool.shutdown(wait=False)
 
         def compiled(segment: Segment) -> Segment:
-            return segment._replace(step=steps[id(segment)].result()) if id(segment) in steps else segment
+            return (
+                segment._replace(step=steps[id(segment)].result())
+                if id(segment) in steps
+                else segment
+            )
 
         moving = [devices.result() for devices in prepared]
         hosts.connect([*(s.devices for stage in stages for s in stage.segments), *moving])
-        done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
+        done = tuple(
+            stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages
+        )
         return Chain(done, ticks_per_chunk)
 
     def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, Chain]:
         found = None if store is None else _ready_from(store, stages, init_jit, keys, hyper)
         if found is not None:
             first_state, own_stages = found
-            return lambda keys, hyper: place(first_state(keys, hyper)), Chain(own_stages, ticks_per_chunk)
+            return lambda keys, hyper: place(first_state(keys, hyper)), Chain(
+                own_stages, ticks_per_chunk
+            )
         jax.eval_shape(first, keys, hyper)  # cached by JAX, otherwise both threads trace it
         pool = ThreadPoolExecutor(1)
         init = pool.submit(lambda: first.lower(keys, hyper).compile())
@@ -405,7 +490,9 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         return lambda keys, hyper: place(init.result()(keys, hyper)), run
 
     run, anywhere = Chain(stages, ticks_per_chunk), init_jit.anywhere()
-    return ChainParts(lambda keys, hyper: place(anywhere(keys, hyper)), run, ready, compile_run, place)
+    return ChainParts(
+        lambda keys, hyper: place(anywhere(keys, hyper)), run, ready, compile_run, place
+    )
 
 
 def _ready_from(
@@ -413,24 +500,33 @@ def _ready_from(
 ) -> tuple[InitState, tuple[Stage, ...]] | None:
     """Return the initial state's program and stages of compiled segments, in a single process.
 
-    They are traced only if the ``store`` lacks them, and then stored. Returns None with a host segment, or a program
-    that cannot be stored.
+    They are traced only if the ``store`` lacks them, and then stored. Returns None with a host
+    segment, or a program that cannot be stored.
     """
     segments = [segment for stage in stages for segment in stage.segments]
     if any(segment.host for segment in segments):
         return None
     jits = [*(segment.jit for segment in segments if segment.jit is not None), init]
-    programs = program_store.compile_stored(store, jits, lambda: _trace(segments, init, keys, hyper))
+    programs = program_store.compile_stored(
+        store, jits, lambda: _trace(segments, init, keys, hyper)
+    )
     if programs is None:
         return None
     *programs, first_state = programs
     steps = dict(zip(map(id, segments), programs, strict=True))
-    done = [stage._replace(segments=tuple(s._replace(step=steps[id(s)]) for s in stage.segments)) for stage in stages]
+    done = [
+        stage._replace(segments=tuple(s._replace(step=steps[id(s)]) for s in stage.segments))
+        for stage in stages
+    ]
     return first_state, tuple(done)
 
 
-def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> Iterator[program_store.Traced]:
-    """Trace the programs of all segments, none of which is on the host, and last the initial state's."""
+def _trace(
+    segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any
+) -> Iterator[program_store.Traced]:
+    """Trace the programs of all segments, none of which is on the host, and last the initial
+    state's.
+    """
     state, fresh = jax.eval_shape(init.jitted(), keys, hyper), Channels()
     for segment in segments:
         assert segment.jit is not None
@@ -452,15 +548,30 @@ def _arguments(segment: Segment, state: TrainState, fresh: Channels) -> tuple:
     private = {f.name: state.private[f.name] for f in segment.fragments}
     stored = {c: state.channels[c] for c in (*segment.stored, *segment.moved[0])}
     given = {c: fresh[c] for c in (*segment.fresh, *segment.moved[1])}
-    return private, stored, given, state.hyper, state.key, state.tick, jax.ShapeDtypeStruct((), np.int32)
+    return (
+        private,
+        stored,
+        given,
+        state.hyper,
+        state.key,
+        state.tick,
+        jax.ShapeDtypeStruct((), np.int32),
+    )
 
 
 def _columns(rows: list[list[Metrics]]) -> dict[str, np.ndarray]:
-    """Stack the segments' metrics of each tick to ``[S, ticks]``; metrics of a cycle's rounds are summed."""
+    """Stack the segments' metrics of each tick to ``[S, ticks]``; metrics of a cycle's rounds are
+    summed.
+    """
     ticks = []
     for row in rows:
         total: dict[str, Any] = {}
         for metrics in row:
-            total |= {name: total[name] + value if name in total else value for name, value in metrics.items()}
+            total |= {
+                name: total[name] + value if name in total else value
+                for name, value in metrics.items()
+            }
         ticks.append(total)
-    return {name: np.stack([np.atleast_1d(total[name]) for total in ticks], axis=1) for name in ticks[0]}
+    return {
+        name: np.stack([np.atleast_1d(total[name]) for total in ticks], axis=1) for name in ticks[0]
+    }

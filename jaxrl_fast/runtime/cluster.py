@@ -19,14 +19,19 @@ from jaxrl_fast.runtime.hosts import PLACEMENT
 HEARTBEAT_TIMEOUT_S = 20
 """Seconds without a heartbeat after which JAX treats a process as dead, and ends the others."""
 LAST_MEETING_S = 7 * 24 * 3600
-"""Seconds for which the others wait for process 0, which may still be drawing; if it dies, they end, too."""
+"""Seconds for which the others wait for process 0, which may still be drawing; if it dies, they
+end, too.
+"""
 SHORT_MEETING_S = 5
-"""Seconds for which a failed process waits for the others, which may have failed for the same reason."""
+"""Seconds for which a failed process waits for the others, which may have failed for the same
+reason.
+"""
 POLL_S = 0.5
 CLUSTERS = {
     "OMPI_COMM_WORLD_SIZE": "jax._src.clusters.OmpiCluster",
     "SLURM_JOB_ID": "jax._src.clusters.SlurmCluster",
-    "JOB_COMPLETION_INDEX": "jax._src.clusters.K8sCluster",  # any other pod, such as a notebook, is a single process
+    # any other pod, such as a notebook, is a single process
+    "JOB_COMPLETION_INDEX": "jax._src.clusters.K8sCluster",
 }
 """A variable that each kind of cluster sets, and JAX's class for that kind."""
 CONNECTED = "jax._src.distributed.global_state"
@@ -51,7 +56,9 @@ class Processes(NamedTuple):
     local_devices: tuple[int, ...] | None = None
 
 
-def named_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
+def named_processes(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> Processes | None:
     """Return the processes that a user names on the command line.
 
     Args:
@@ -70,7 +77,9 @@ def named_processes(coordinator: str | None, num_processes: int | None, process_
     if len(missing) == len(keys):
         return None
     if coordinator is None or num_processes is None or process_id is None:
-        raise ValueError(f"the processes of a run are named by three keys: write {' and '.join(missing)} too")
+        raise ValueError(
+            f"the processes of a run are named by three keys: write {' and '.join(missing)} too"
+        )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise ValueError(
@@ -78,7 +87,9 @@ def named_processes(coordinator: str | None, num_processes: int | None, process_
             "node01:4321"
         )
     if num_processes == 1:
-        raise ValueError("distributed.num_processes=1: a single process needs no distributed.* keys, leave them out")
+        raise ValueError(
+            "distributed.num_processes=1: a single process needs no distributed.* keys, leave them out"
+        )
     if process_id >= num_processes:
         raise ValueError(
             f"distributed.process_id={process_id}: {num_processes} processes are numbered from 0 to {num_processes - 1}"
@@ -87,10 +98,11 @@ def named_processes(coordinator: str | None, num_processes: int | None, process_
 
 
 def find() -> Processes | None:
-    """Detect the processes that SLURM (``srun``), Open MPI 4 (``mpirun``) or Kubernetes (an indexed job) started.
+    """Detect the processes that SLURM (``srun``), Open MPI 4 (``mpirun``) or Kubernetes (an indexed
+    job) started.
 
-    It detects them as `jax.distributed.initialize` does. A process alone on its node drives all devices there; of
-    several processes on a node, each drives one.
+    It detects them as `jax.distributed.initialize` does. A process alone on its node drives all
+    devices there; of several processes on a node, each drives one.
 
     Returns:
         The processes; None if there is only one.
@@ -107,7 +119,9 @@ def find() -> Processes | None:
         address = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
         own = _local_devices(cluster.get_local_process_id())
         return Processes(address, cluster.get_process_count(), cluster.get_process_id(), own)
-    except Exception as error:  # from external environment variables and, in Kubernetes, from its servers
+    except (
+        Exception
+    ) as error:  # from external environment variables and, in Kubernetes, from its servers
         raise ValueError(
             f"several processes were started, but their connection is not defined ({' '.join(str(error).split())}): "
             "write distributed.coordinator, num_processes and process_id, or distributed=off"
@@ -121,7 +135,8 @@ def start(processes: Processes) -> None:
         processes: This process and the coordinator.
 
     Raises:
-        ValueError: Process 0 cannot listen at its address, or another process cannot resolve its host.
+        ValueError: Process 0 cannot listen at its address, or another process cannot resolve its
+            host.
     """
     _private(CONNECTED), _private(MEETING)
     _check_address(processes)
@@ -178,8 +193,8 @@ def finish() -> None:
 def leave(status: int) -> NoReturn:
     """End a failed run, and exit.
 
-    Another process may hang, so this one waits at most `SHORT_MEETING_S`: others may be about to fail for the same
-    reason, each with a separate message.
+    Another process may hang, so this one waits at most `SHORT_MEETING_S`: others may be about to
+    fail for the same reason, each with a separate message.
 
     Args:
         status: Exit code.
@@ -220,7 +235,11 @@ def unused_devices(used: int) -> str | None:
     hidden = (visible_devices() or 0) - len(own) * tasks_on_node()
     if own[0].platform == "cpu" or (resting <= 0 and hidden <= 0):
         return None
-    advice = f"write placement={PLACEMENT} devices={len(jax.devices())}" if resting > 0 else "start one process a node"
+    advice = (
+        f"write placement={PLACEMENT} devices={len(jax.devices())}"
+        if resting > 0
+        else "start one process a node"
+    )
     return f"warning: {max(resting, hidden)} visible {own[0].platform} devices are left unused: {advice} to use them"
 
 
@@ -247,8 +266,8 @@ def visible_devices() -> int | None:
 class LastWord:
     """A message on stderr if this process ends outside of Python's control.
 
-    When another process is lost, JAX prints a page and calls abort() from one of its threads. A shell that outlives
-    this process then prints the message.
+    When another process is lost, JAX prints a page and calls abort() from one of its threads. A
+    shell that outlives this process then prints the message.
     """
 
     def __init__(self) -> None:
@@ -306,13 +325,17 @@ def _check_address(processes: Processes) -> None:
     try:
         socket.getaddrinfo(host.strip("[]"), int(port))
     except OSError:
-        raise ValueError(f"{where}: this machine cannot resolve {host}. Use the host where process 0 runs.") from None
+        raise ValueError(
+            f"{where}: this machine cannot resolve {host}. Use the host where process 0 runs."
+        ) from None
     if processes.process_id > 0:
         return
     try:
         socket.create_server(("", int(port))).close()
     except OSError as error:
-        raise ValueError(f"{where}: process 0 cannot listen at port {port} ({_reason(error)}), write another") from None
+        raise ValueError(
+            f"{where}: process 0 cannot listen at port {port} ({_reason(error)}), write another"
+        ) from None
 
 
 def _reason(error: OSError) -> str:

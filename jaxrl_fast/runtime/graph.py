@@ -1,10 +1,11 @@
-"""The dataflow graph: fragments joined by channels, independent of reinforcement learning and of devices.
+"""The dataflow graph: fragments joined by channels, independent of reinforcement learning and of
+devices.
 
-A *fragment* is a pure step with private state; it reads and writes named *channels*. Once a *tick*, every active
-fragment steps, in schedule order. A *chunk* is a fixed number of ticks that one call runs. An edge of age 0 carries
-data written earlier in the same tick, an edge of age 1 data of the tick before; only edges of age 1 let their two ends
-run at the same time. This is the fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled once,
-no locks.
+A *fragment* is a pure step with private state; it reads and writes named *channels*. Once a *tick*,
+every active fragment steps, in schedule order. A *chunk* is a fixed number of ticks that one call
+runs. An edge of age 0 carries data written earlier in the same tick, an edge of age 1 data of the
+tick before; only edges of age 1 let their two ends run at the same time. This is the fixed topology
+of the reactor model (arXiv 2312.04704): checked once, scheduled once, no locks.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,8 @@ class ShardingAxes(NamedTuple):
     """Axes along which a fragment's arrays may be sharded.
 
     Attributes:
-        private: Axis of each leaf of the private state, a prefix tree as in ``vmap`` (None: not sharded).
+        private: Axis of each leaf of the private state, a prefix tree as in ``vmap`` (None: not
+            sharded).
         writes: The same for written channels, by name.
         width: Size of these axes; 0 for none.
         unit: What the axes count, such as environments.
@@ -45,13 +47,17 @@ Channels = dict[str, PyTree]
 
 
 Step = Callable[[PyTree, Channels, Any, jax.Array], tuple[PyTree, Channels, Metrics]]
-"""(private state of a fragment, channels that it reads, hyper of this tick, key as `step_key`) -> (next state, channels
-that it writes, metrics: scalars by name).
+"""(private state of a fragment, channels that it reads, hyper of this tick, key as `step_key`) ->
+(next state, channels that it writes, metrics: scalars by name).
 """
 
 
-CountedStep = Callable[[PyTree, Channels, Any, jax.Array, jax.Array], tuple[PyTree, Channels, Metrics]]
-"""As `Step`, with ``turn``: the number of the fragment's steps before, an int32 that is equal for all seeds."""
+CountedStep = Callable[
+    [PyTree, Channels, Any, jax.Array, jax.Array], tuple[PyTree, Channels, Metrics]
+]
+"""As `Step`, with ``turn``: the number of the fragment's steps before, an int32 that is equal for
+all seeds.
+"""
 
 
 class Inner(NamedTuple):
@@ -75,9 +81,10 @@ class GraphError(ValueError):
 class Fragment(NamedTuple):
     """A node of the graph: a pure step with private state.
 
-    It steps in the ticks ``start, start + every, ...``; in between, its channels are unchanged and its metrics are
-    zero. Neighbours with the same ``rounds`` > 1 are a *cycle*: they take turns that many times in a tick, an edge of
-    age 1 between two of them is one round old, and their metrics are summed over the rounds.
+    It steps in the ticks ``start, start + every, ...``; in between, its channels are unchanged and
+    its metrics are zero. Neighbours with the same ``rounds`` > 1 are a *cycle*: they take turns
+    that many times in a tick, an edge of age 1 between two of them is one round old, and their
+    metrics are summed over the rounds.
 
     Attributes:
         name: Unique name in its graph; random keys depend on it.
@@ -85,15 +92,16 @@ class Fragment(NamedTuple):
         step: Function of one tick.
         reads: Channels that it reads.
         writes: Channels that it writes.
-        publish: ``(private) -> channels`` that it writes, before the first tick; needed where a channel is read before
-            the fragment's first step. Of a host fragment, it gives the shapes for one seed.
+        publish: ``(private) -> channels`` that it writes, before the first tick; needed where a
+            channel is read before the fragment's first step. Of a host fragment, it gives the
+            shapes for one seed.
         start: First tick in which it steps.
         every: Ticks between two steps.
         rounds: Steps in a tick.
-        init_name: Name from which the key of ``init`` is derived (default: ``name``), so that fragments of different
-            graphs can have equal initial states.
-        host: Whether the step is ordinary Python, called between compiled steps with all seeds at once. It may use
-            environments outside JAX.
+        init_name: Name from which the key of ``init`` is derived (default: ``name``), so that
+            fragments of different graphs can have equal initial states.
+        host: Whether the step is ordinary Python, called between compiled steps with all seeds at
+            once. It may use environments outside JAX.
         counts: Whether ``step`` is a `CountedStep`.
         tags: Kinds of the fragment, such as `placements.SAMPLING`.
         `division`: Axes along which it may be sharded over devices.
@@ -144,14 +152,19 @@ class Graph(NamedTuple):
         rows = []
         for f in self.fragments:
             ages = [f"{c} (a tick old)" if age_of(self, f.name, c) else c for c in f.reads]
-            rows.append([f.name, ", ".join(ages), ", ".join(f.writes), "the host" if f.host else "a device"])
+            rows.append(
+                [f.name, ", ".join(ages), ", ".join(f.writes), "the host" if f.host else "a device"]
+            )
         heads = "".join(f"<th>{head}</th>" for head in ("fragment", "reads", "writes", "runs on"))
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        )
         return f"<table><tr>{heads}</tr>{body}</table>"
 
 
 class TrainState(NamedTuple):
-    """State of a run. Leaves have a leading axis ``[S, ...]`` (but ``tick``) if there are several seeds.
+    """State of a run. Leaves have a leading axis ``[S, ...]`` (but ``tick``) if there are several
+    seeds.
 
     Attributes:
         private: Private states by fragment.
@@ -223,7 +236,9 @@ def stages(fragments: tuple[Fragment, ...]) -> list[tuple[Fragment, ...]]:
         Single fragments, and cycles as one stage each.
     """
     runs = [(rounds, tuple(run)) for rounds, run in groupby(fragments, lambda f: f.rounds)]
-    return [stage for rounds, run in runs for stage in ([run] if rounds > 1 else [(f,) for f in run])]
+    return [
+        stage for rounds, run in runs for stage in ([run] if rounds > 1 else [(f,) for f in run])
+    ]
 
 
 def tagged(graph: Graph, tag: str) -> tuple[str, ...]:
@@ -240,7 +255,8 @@ def tagged(graph: Graph, tag: str) -> tuple[str, ...]:
 
 
 def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
-    """Initialize the state before the first tick. No two leaves share a buffer, so it can be donated.
+    """Initialize the state before the first tick. No two leaves share a buffer, so it can be
+    donated.
 
     Args:
         graph: Graph.
@@ -250,8 +266,13 @@ def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
     Returns:
         The state of one seed.
     """
-    private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.init_name or f.name))) for f in graph.fragments}
-    private = jax.tree.map(jnp.copy, private)  # an environment's state may share an array with its observation
+    private = {
+        f.name: f.init(jax.random.fold_in(key, stable_hash(f.init_name or f.name)))
+        for f in graph.fragments
+    }
+    private = jax.tree.map(
+        jnp.copy, private
+    )  # an environment's state may share an array with its observation
     published: Channels = {}
     for fragment in graph.fragments:
         if fragment.publish is not None:
@@ -262,7 +283,9 @@ def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
     missing = [c for c in stored if c not in published]
     if missing:
         shapes = jax.eval_shape(lambda s: _outputs(graph, s, published), state)
-        published.update({c: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[c]) for c in missing})
+        published.update(
+            {c: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[c]) for c in missing}
+        )
     return state._replace(channels={c: published[c] for c in stored})
 
 
@@ -277,13 +300,20 @@ def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
         The next state, and metrics named ``fragment/metric``.
     """
     moment = Moment(state.hyper, state.key, state.tick)
-    private, fresh, metrics = step_fragments(graph, graph.fragments, state.private, state.channels, {}, moment)
+    private, fresh, metrics = step_fragments(
+        graph, graph.fragments, state.private, state.channels, {}, moment
+    )
     channels = {c: fresh[c] for c in state.channels}
     return TrainState(private, channels, state.hyper, state.tick + 1, state.key), metrics
 
 
 def step_fragments(
-    graph: Graph, fragments: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
+    graph: Graph,
+    fragments: Fragments,
+    private: Privates,
+    stored: Channels,
+    fresh: Channels,
+    moment: Moment,
 ) -> tuple[Privates, Channels, Metrics]:
     """Step some of a graph's fragments in order: once, or all rounds of a cycle.
 
@@ -310,7 +340,12 @@ def step_fragments(
 
 
 def step_round(
-    graph: Graph, fragments: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
+    graph: Graph,
+    fragments: Fragments,
+    private: Privates,
+    stored: Channels,
+    fresh: Channels,
+    moment: Moment,
 ) -> tuple[Privates, Channels, Metrics]:
     """Step each fragment once; of a cycle, make one round.
 
@@ -329,23 +364,36 @@ def step_round(
     after, written, metrics = Privates(), Channels(), Metrics()
     for fragment in fragments:
         now = fresh | written
-        inputs = {c: stored[c] if age_of(graph, fragment.name, c) else now[c] for c in fragment.reads}
+        inputs = {
+            c: stored[c] if age_of(graph, fragment.name, c) else now[c] for c in fragment.reads
+        }
         # Prevent fusion across fragments, so that one program and several round equally.
         own_private, inputs = jax.lax.optimization_barrier((private[fragment.name], inputs))
         step = step_of(fragment, moment.tick * fragment.rounds + moment.round)
         if _skips(fragment):
             held = {c: stored[c] for c in fragment.writes if c in stored}
-            hold = _step_then_choose if fragment.start <= SHORT_WAIT and fragment.every == 1 else _step_or_hold
+            hold = (
+                _step_then_choose
+                if fragment.start <= SHORT_WAIT and fragment.every == 1
+                else _step_or_hold
+            )
             step = hold(fragment, step, held, moment.tick)
         with jax.named_scope(fragment.name):
-            stepped = step(own_private, inputs, hyper, step_key(fragment, moment.key, moment.tick, moment.round))
+            stepped = step(
+                own_private,
+                inputs,
+                hyper,
+                step_key(fragment, moment.key, moment.tick, moment.round),
+            )
         after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
         written.update(outputs)
         metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
     return after, written, metrics
 
 
-def step_key(fragment: Fragment, key: jax.Array, tick: jax.Array, round: jax.Array | int = 0) -> jax.Array:
+def step_key(
+    fragment: Fragment, key: jax.Array, tick: jax.Array, round: jax.Array | int = 0
+) -> jax.Array:
     """Return a fragment's random key in a tick, and in the round of a cycle.
 
     Args:
@@ -362,7 +410,12 @@ def step_key(fragment: Fragment, key: jax.Array, tick: jax.Array, round: jax.Arr
 
 
 def _step_cycle(
-    graph: Graph, cycle: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
+    graph: Graph,
+    cycle: Fragments,
+    private: Privates,
+    stored: Channels,
+    fresh: Channels,
+    moment: Moment,
 ) -> tuple[Privates, Channels, Metrics]:
     """Make all rounds of a cycle; return its channels that outlive a tick."""
     own = {c: stored[c] for f in cycle for c in f.writes if c in stored}
@@ -378,22 +431,30 @@ def _step_cycle(
 
 
 SHORT_WAIT = 2
-"""Most ticks that a fragment steps in vain: with a condition, an accelerator's host would wait in every tick."""
+"""Most ticks that a fragment steps in vain: with a condition, an accelerator's host would wait in
+every tick.
+"""
 
 
 def _step_then_choose(fragment: Fragment, step: Step, held: Channels, tick: jax.Array) -> Step:
-    """Wrap ``step`` like `_step_or_hold`, for a short wait: it steps always, and takes the result from then on."""
+    """Wrap ``step`` like `_step_or_hold`, for a short wait: it steps always, and takes the result
+    from then on.
+    """
 
     def step_then_choose(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         after, outputs, metrics = step(private, inputs, hyper, key)
         stepped = after, {c: outputs[c] for c in held}, metrics
-        return select(tick >= fragment.start, stepped, (private, held, jax.tree.map(jnp.zeros_like, metrics)))
+        return select(
+            tick >= fragment.start, stepped, (private, held, jax.tree.map(jnp.zeros_like, metrics))
+        )
 
     return step_then_choose
 
 
 def _step_or_hold(fragment: Fragment, step: Step, held: Channels, tick: jax.Array) -> Step:
-    """Wrap ``step`` to return the state and ``held``, the channels' last values, in ticks that the fragment skips."""
+    """Wrap ``step`` to return the state and ``held``, the channels' last values, in ticks that the
+    fragment skips.
+    """
 
     def step_or_hold(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         metrics_shape = jax.eval_shape(step, private, inputs, hyper, key)[2]
@@ -450,7 +511,9 @@ def _skips(fragment: Fragment) -> bool:
 
 
 def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
-    """Compute all channels of a first tick, for their shapes; ``published`` has all read before they are written."""
+    """Compute all channels of a first tick, for their shapes; ``published`` has all read before
+    they are written.
+    """
     key, channels = state.key, dict(published)
     hyper = graph.hyper_at(state.hyper, state.tick)
     for fragment in graph.fragments:
@@ -472,9 +535,9 @@ def check_graph(graph: Graph) -> Graph:
         The graph.
 
     Raises:
-        GraphError: Two fragments have one name, a channel has two writers or none, a delay belongs to no edge or is not
-            0 or 1, a cycle has age 0, a channel is read in the first tick without `Fragment.publish`, or a fragment
-            outside a cycle reads its channel at age 0.
+        GraphError: Two fragments have one name, a channel has two writers or none, a delay belongs
+            to no edge or is not 0 or 1, a cycle has age 0, a channel is read in the first tick
+            without `Fragment.publish`, or a fragment outside a cycle reads its channel at age 0.
     """
     names = [f.name for f in graph.fragments]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -482,15 +545,21 @@ def check_graph(graph: Graph) -> Graph:
     writer: dict[str, str] = {}
     for name, channel in ((f.name, c) for f in graph.fragments for c in f.writes):
         if channel in writer:
-            raise GraphError(f"channel '{channel}' has two writers, fragments '{writer[channel]}' and '{name}'")
+            raise GraphError(
+                f"channel '{channel}' has two writers, fragments '{writer[channel]}' and '{name}'"
+            )
         writer[channel] = name
     edges = {(f.name, channel) for f in graph.fragments for channel in f.reads}
     for reader, channel in sorted(edges):
         if channel not in writer:
-            raise GraphError(f"fragment '{reader}' reads channel '{channel}', which no fragment writes")
+            raise GraphError(
+                f"fragment '{reader}' reads channel '{channel}', which no fragment writes"
+            )
     for edge, age in graph.delays.items():
         if edge not in edges:
-            raise GraphError(f"delay for {edge}: fragment '{edge[0]}' does not read channel '{edge[1]}'")
+            raise GraphError(
+                f"delay for {edge}: fragment '{edge[0]}' does not read channel '{edge[1]}'"
+            )
         if age not in (0, 1):
             raise GraphError(f"delay for {edge} is {age}: an edge's age is 0 or 1")
     _check_order(graph, writer)
@@ -500,7 +569,9 @@ def check_graph(graph: Graph) -> Graph:
 
 
 def _check_order(graph: Graph, writer: dict[str, str]) -> None:
-    """Check that every read has a value: from earlier in the tick, or at age 1 from the tick before or ``publish``."""
+    """Check that every read has a value: from earlier in the tick, or at age 1 from the tick before
+    or ``publish``.
+    """
     published = {f.name for f in graph.fragments if f.publish is not None}
     seen: set[str] = set()
     for fragment in graph.fragments:
@@ -525,7 +596,9 @@ def _too_early(reader: str, channel: str, writer: str, *, now: bool) -> GraphErr
 
 
 def _check_rounds(graph: Graph) -> None:
-    """Check that only members of a cycle read its channels at age 0, because they change from round to round."""
+    """Check that only members of a cycle read its channels at age 0, because they change from round
+    to round.
+    """
     cycle_of = {f.name: stage for stage in stages(graph.fragments) for f in stage if f.rounds > 1}
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     for fragment in graph.fragments:

@@ -1,7 +1,8 @@
-"""Operations of the processes of one run: reading and placing arrays that are spread over them, and agreeing.
+"""Operations of the processes of one run: reading and placing arrays that are spread over them, and
+agreeing.
 
-In a single process they do nothing special. A *collective* function must be called by every process, in the same order.
-`jaxrl_fast.runtime.cluster` connects and ends processes.
+In a single process they do nothing special. A *collective* function must be called by every
+process, in the same order. `jaxrl_fast.runtime.cluster` connects and ends processes.
 """
 
 import json
@@ -61,13 +62,17 @@ def devices(count: int | None) -> list[jax.Device]:
     """
     available = jax.devices()
     if count is not None and not 1 <= count <= len(available):
-        raise ValueError(f"devices={count}: JAX has {len(available)} here, write a number from 1 to {len(available)}")
+        raise ValueError(
+            f"devices={count}: JAX has {len(available)} here, write a number from 1 to {len(available)}"
+        )
     return available[:count] if is_alone() else _of_each_process(available, count)
 
 
 def _of_each_process(available: list[jax.Device], count: int | None) -> list[jax.Device]:
     share = share_of(count or len(available), jax.process_count())
-    by_process = ([d for d in available if d.process_index == p] for p in range(jax.process_count()))
+    by_process = (
+        [d for d in available if d.process_index == p] for p in range(jax.process_count())
+    )
     return [device for own in by_process for device in own[:share]]
 
 
@@ -166,7 +171,9 @@ def require_one(what: str, num_processes: int) -> None:
         ValueError: There are several processes.
     """
     if num_processes > 1:
-        raise ValueError(f"{what} works in a single process only, not in {num_processes}: write distributed=off")
+        raise ValueError(
+            f"{what} works in a single process only, not in {num_processes}: write distributed=off"
+        )
 
 
 def any_process(flag: bool) -> bool:
@@ -206,7 +213,8 @@ def from_first(tree: PyTree) -> PyTree:
 
 
 def to_host(tree: PyTree) -> PyTree:
-    """Fetch a run's arrays, on any devices of any processes, as NumPy arrays in every process. Collective.
+    """Fetch a run's arrays, on any devices of any processes, as NumPy arrays in every process.
+    Collective.
 
     Args:
         tree: Arrays.
@@ -224,7 +232,11 @@ def _gather(tree: PyTree) -> PyTree:
         devices: set[Any] = leaf.sharding.device_set
         if len({device.process_index for device in devices}) < jax.process_count():
             return add_up(own_share(leaf))
-        return np.asarray(leaf) if leaf.is_fully_replicated else multihost_utils.process_allgather(leaf, tiled=True)
+        return (
+            np.asarray(leaf)
+            if leaf.is_fully_replicated
+            else multihost_utils.process_allgather(leaf, tiled=True)
+        )
 
     return jax.tree.map(whole, tree)
 
@@ -293,10 +305,14 @@ def add_up(tree: PyTree) -> PyTree:
     own = np.zeros((1, few if few <= MOST_PADDED else len(data)), np.uint8)
     own[0, : len(data)] = np.frombuffer(data, np.uint8)
     mesh = _one_device_each()
-    rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("process")), own)
+    rows = jax.make_array_from_process_local_data(
+        NamedSharding(mesh, PartitionSpec("process")), own
+    )
     total = _sum_rows(rows, NamedSharding(mesh, PartitionSpec())).addressable_data(0)
     parts = np.split(np.asarray(total), np.cumsum([leaf.nbytes for leaf in leaves]))[:-1]
-    whole = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    whole = [
+        part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, whole)
 
 
@@ -323,7 +339,9 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
     """
     if is_alone():
         return jax.device_put(tree, shardings)
-    return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: _put(x, sharding), part), shardings, tree)
+    return jax.tree.map(
+        lambda sharding, part: jax.tree.map(lambda x: _put(x, sharding), part), shardings, tree
+    )
 
 
 def copy(tree: PyTree) -> PyTree:
@@ -380,7 +398,10 @@ def check_agreement(settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: A setting differs; raised in every process, with the first such setting.
     """
-    everyone = [json.loads(text) for text in _texts(json.dumps({**settings, "JAX": jax.__version__}, default=str))]
+    everyone = [
+        json.loads(text)
+        for text in _texts(json.dumps({**settings, "JAX": jax.__version__}, default=str))
+    ]
     for process, theirs in enumerate(everyone):
         for key in {**everyone[0], **theirs}:
             if theirs.get(key) != everyone[0].get(key):
@@ -412,7 +433,9 @@ def _sum_rows(rows: jax.Array, layout: NamedSharding) -> jax.Array:
 @cache
 def _one_device_each() -> Mesh:
     processes = range(jax.process_count())
-    return Mesh([next(d for d in jax.devices() if d.process_index == p) for p in processes], ("process",))
+    return Mesh(
+        [next(d for d in jax.devices() if d.process_index == p) for p in processes], ("process",)
+    )
 
 
 def _put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -423,7 +446,9 @@ def _put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     if not sharding.addressable_devices:
         return absent(leaf, sharding)
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
+        return jax.random.wrap_key_data(
+            _put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf)
+        )
     array = np.asarray(leaf)
     # Copied, because on a CPU two devices may use the memory of one NumPy array directly.
     return jax.make_array_from_callback(array.shape, sharding, lambda index: np.array(array[index]))
@@ -448,7 +473,9 @@ def named(state: PyTree) -> dict[str, Any]:
     Returns:
         Arrays by name.
     """
-    return {name_of(path): as_numbers(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    return {
+        name_of(path): as_numbers(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
 
 
 def from_named(template: PyTree, arrays: Mapping[str, Any]) -> PyTree:
@@ -461,7 +488,9 @@ def from_named(template: PyTree, arrays: Mapping[str, Any]) -> PyTree:
     Returns:
         The state.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: from_numbers(leaf, arrays[name_of(path)]), template)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: from_numbers(leaf, arrays[name_of(path)]), template
+    )
 
 
 def name_of(path: tuple) -> str:
@@ -485,7 +514,11 @@ def as_numbers(leaf: Any) -> Any:
     Returns:
         An array.
     """
-    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return (
+        jax.random.key_data(leaf)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else leaf
+    )
 
 
 def from_numbers(leaf: Any, array: Any) -> Any:

@@ -49,10 +49,13 @@ class RunChunk(Protocol):
 class CompileAhead(Protocol):
     """Compiles both functions before anything runs, in threads."""
 
-    def __call__(self, keys: jax.Array, hyper: Any, /, store: Store | None = None) -> tuple[InitState, RunChunk]:
+    def __call__(
+        self, keys: jax.Array, hyper: Any, /, store: Store | None = None
+    ) -> tuple[InitState, RunChunk]:
         """Compile for the shapes of `InitState`'s arguments.
 
-        Programs that the ``store`` contains are not traced; it gets the programs that it lacks. Returns both functions.
+        Programs that the ``store`` contains are not traced; it gets the programs that it lacks.
+        Returns both functions.
         """
 
 
@@ -61,14 +64,16 @@ CompileRun = Callable[[jax.Array, Any], RunChunk]
 
 
 PlaceState = Callable[[TrainState], TrainState]
-"""(state on any device or in NumPy, such as one from a file) -> state on the devices where `RunChunk` requires it."""
+"""(state on any device or in NumPy, such as one from a file) -> state on the devices where
+`RunChunk` requires it.
+"""
 
 
 SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
 """All seeds share the tick, so all skip the same fragments and a skipped fragment costs nothing."""
 OWN_TICKS: Any = SEED_AXES._replace(tick=0)
-"""Each seed counts its own ticks, so that seeds can begin at any time; steps of skipped fragments are computed and
-discarded.
+"""Each seed counts its own ticks, so that seeds can begin at any time; steps of skipped fragments
+are computed and discarded.
 """
 
 NO_AXIS = -1
@@ -86,7 +91,11 @@ def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
         Device meshes by fragment.
     """
     meshes = [_mesh(group, num_seeds) for group in placement.groups]
-    return {name: mesh for group, mesh in zip(placement.groups, meshes, strict=True) for name in group.fragments}
+    return {
+        name: mesh
+        for group, mesh in zip(placement.groups, meshes, strict=True)
+        for name in group.fragments
+    }
 
 
 def lay(mesh: Mesh, axes: PyTree, num_seeds: int) -> Any:
@@ -113,7 +122,9 @@ def _sharding(mesh: Mesh, seeds: tuple[str, ...], axis: int | None) -> NamedShar
     return NamedSharding(mesh, PartitionSpec(*seeds, *behind))
 
 
-def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int, axes_of: TrainState = SEED_AXES) -> TrainState:
+def state_layout(
+    graph: Graph, home: dict[str, Mesh], num_seeds: int, axes_of: TrainState = SEED_AXES
+) -> TrainState:
     """Return the shardings of a `TrainState`.
 
     Args:
@@ -123,7 +134,8 @@ def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int, axes_of: T
         axes_of: `SEED_AXES` or `OWN_TICKS`.
 
     Returns:
-        Shardings: each part is with the fragment that has or writes it, the rest with the first fragment.
+        Shardings: each part is with the fragment that has or writes it, the rest with the first
+            fragment.
     """
     axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
@@ -131,7 +143,13 @@ def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int, axes_of: T
     channels = {c: lay(home[writer[c]], axes[c], num_seeds) for c in graphs.stored_channels(graph)}
     mesh = home[graph.fragments[0].name]
     alone = lay(mesh, None, num_seeds)
-    return TrainState(private, channels, alone, lay(mesh, NO_AXIS if axes_of.tick is None else None, num_seeds), alone)
+    return TrainState(
+        private,
+        channels,
+        alone,
+        lay(mesh, NO_AXIS if axes_of.tick is None else None, num_seeds),
+        alone,
+    )
 
 
 def init_seeds(graph: Graph, num_seeds: int, axes_of: TrainState = SEED_AXES) -> InitState:
@@ -156,7 +174,8 @@ def init_seeds(graph: Graph, num_seeds: int, axes_of: TrainState = SEED_AXES) ->
 
 
 def over_seeds(function: Callable, num_seeds: int, in_axes: tuple, out_axes: Any) -> Callable:
-    """Vmap a function over the seeds, if there are several: tracing a vmapped environment takes twice as long.
+    """Vmap a function over the seeds, if there are several: tracing a vmapped environment takes
+    twice as long.
 
     Args:
         function: Function of one seed.
@@ -205,7 +224,9 @@ def scan_ticks(graph: Graph, state: TrainState, length: int) -> tuple[TrainState
 
     def one(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
         private, channels, number = carry
-        after, metrics = tick(inside, state._replace(private=private, channels=channels, tick=number))
+        after, metrics = tick(
+            inside, state._replace(private=private, channels=channels, tick=number)
+        )
         names.clear()
         for name, value in metrics.items():
             names.setdefault(str(value.dtype), []).append(name)
@@ -213,8 +234,12 @@ def scan_ticks(graph: Graph, state: TrainState, length: int) -> tuple[TrainState
         return (after.private, after.channels, after.tick), rows
 
     begun = {name: form.begin(state.private[name]) for name, form in within.items()}
-    carry, rows = jax.lax.scan(one, (state.private | begun, state.channels, state.tick), length=length)
+    carry, rows = jax.lax.scan(
+        one, (state.private | begun, state.channels, state.tick), length=length
+    )
     private, channels, number = carry
     ended = {name: form.end(private[name]) for name, form in within.items()}
-    columns = {name: rows[dtype][:, i] for dtype, own in names.items() for i, name in enumerate(own)}
+    columns = {
+        name: rows[dtype][:, i] for dtype, own in names.items() for i, name in enumerate(own)
+    }
     return state._replace(private=private | ended, channels=channels, tick=number), columns

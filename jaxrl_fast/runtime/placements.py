@@ -1,6 +1,7 @@
 """Placements: which fragments are compiled into one program, and the devices of each program.
 
-A placement changes results only by float rounding, because delays, keys and logical shards belong to the graph.
+A placement changes results only by float rounding, because delays, keys and logical shards belong
+to the graph.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Fragment, Graph, GraphError, age_of, tagged
 
 SAMPLING, LEARNING, ACTING, SERVER, REPLAY = "sampling", "learning", "acting", "server", "replay"
-"""Tags of fragments, read by placements, reports and checkpoints: fragments that step environments, that make gradient
-updates, that update only parts that select actions, that average, and replay, which a resumed run can refill."""
+"""Tags of fragments, read by placements, reports and checkpoints: fragments that step environments,
+that make gradient updates, that update only parts that select actions, that average, and replay,
+which a resumed run can refill.
+"""
 WORKERS = "workers"
 """Tag of a fragment whose environments' processes select the actions."""
 
@@ -37,7 +40,8 @@ class Placement(NamedTuple):
     Attributes:
         name: Name in messages.
         groups: Groups that together contain every fragment exactly once; they may share devices.
-        divides: What the devices of a group shard in addition to seeds: environments and batches, or agents.
+        divides: What the devices of a group shard in addition to seeds: environments and batches,
+            or agents.
     """
 
     name: str
@@ -205,15 +209,29 @@ def worker_acting(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """
     if not tagged(graph, WORKERS):
         host = any(f.host for f in graph.fragments)
-        instead = "make the environments with pool={'bridge': 'worker'}" if host else "write placement=fused"
-        reason = "these wait for actions" if host else "this run has compiled ones, or recorded steps"
+        instead = (
+            "make the environments with pool={'bridge': 'worker'}"
+            if host
+            else "write placement=fused"
+        )
+        reason = (
+            "these wait for actions" if host else "this run has compiled ones, or recorded steps"
+        )
         raise GraphError(
             f"placement=worker_acting is for host environments whose processes select actions, and {reason}: {instead}"
         )
     return Placement("worker_acting", (Group(_names(graph), (devices[0],)),))
 
 
-_MAKERS = (fused, data_parallel, sharded_sampling, actor_critic, sampler_learner, parameter_server, central_inference)
+_MAKERS = (
+    fused,
+    data_parallel,
+    sharded_sampling,
+    actor_critic,
+    sampler_learner,
+    parameter_server,
+    central_inference,
+)
 PLACEMENTS: dict[str, Make] = {make.__name__: make for make in (*_MAKERS, worker_acting, agents)}
 
 
@@ -229,7 +247,8 @@ def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement
         The placement.
 
     Raises:
-        ValueError: The name does not exist, there are too few devices, or the placement does not span all processes.
+        ValueError: The name does not exist, there are too few devices, or the placement does not
+            span all processes.
     """
     placed = place_on(graph, placement, hosts.devices(devices))
     if not hosts.is_alone():
@@ -280,11 +299,14 @@ def divided(graph: Graph, placement: Placement) -> Graph:
     """
     if placement.divides == "batch":
         return graph
-    return graph._replace(fragments=tuple(f._replace(division=f.by_agents) for f in graph.fragments))
+    return graph._replace(
+        fragments=tuple(f._replace(division=f.by_agents) for f in graph.fragments)
+    )
 
 
 def check_placed(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
-    """Check that a placement has every fragment exactly once, shards them evenly, and has host fragments on one device.
+    """Check that a placement has every fragment exactly once, shards them evenly, and has host
+    fragments on one device.
 
     Args:
         graph: Graph.
@@ -308,7 +330,9 @@ def check_placed(graph: Graph, placement: Placement, num_seeds: int = 1) -> None
 def _misplaced(placement: str, placed: Sequence[str], known: Sequence[str]) -> GraphError:
     for name in placed:
         if name not in known:
-            return GraphError(f"placement '{placement}' places fragment '{name}', which the graph does not have")
+            return GraphError(
+                f"placement '{placement}' places fragment '{name}', which the graph does not have"
+            )
         if placed.count(name) > 1:
             return GraphError(f"placement '{placement}' places fragment '{name}' twice")
     name = next(name for name in known if name not in placed)
@@ -323,8 +347,8 @@ def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
         placement: Placement.
 
     Returns:
-        True if a group has several devices, or two fragments on different devices never wait for each other in some
-        ticks.
+        True if a group has several devices, or two fragments on different devices never wait for
+        each other in some ticks.
     """
     if any(len(group.devices) > 1 for group in placement.groups):
         return True
@@ -378,7 +402,9 @@ def _check_host(fragment: Fragment, placement: str, group: Group) -> None:
             "the host: write placement=fused, sampler_learner or central_inference"
         )
     if fragment.publish is None or fragment.start or fragment.every > 1 or fragment.rounds > 1:
-        raise GraphError(f"host fragment '{fragment.name}' must publish its channels and step once in every tick")
+        raise GraphError(
+            f"host fragment '{fragment.name}' must publish its channels and step once in every tick"
+        )
 
 
 def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[str, int]]]:
@@ -394,7 +420,11 @@ def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[s
 
 
 def _two_groups(
-    name: str, graph: Graph, first: tuple[str, ...], devices: Sequence[jax.Device], others: Sequence[jax.Device]
+    name: str,
+    graph: Graph,
+    first: tuple[str, ...],
+    devices: Sequence[jax.Device],
+    others: Sequence[jax.Device],
 ) -> Placement:
     """Place the fragments ``first`` on ``devices``, the rest on ``others``; a group may be empty."""
     names = _names(graph)
@@ -416,7 +446,9 @@ def _require_devices(placement: str, devices: Sequence[jax.Device], least: int) 
 def _require_agents(graph: Graph) -> None:
     undivided = {f.name for f in graph.fragments if not f.by_agents.width}
     if undivided.intersection(tagged(graph, SAMPLING)):
-        raise GraphError("placement=agents shards agents, and this environment has one: write placement=data_parallel")
+        raise GraphError(
+            "placement=agents shards agents, and this environment has one: write placement=data_parallel"
+        )
     if tagged(graph, SERVER):
         raise GraphError("placement=agents has one learner for each agent: write learners=1")
     if undivided.intersection(tagged(graph, LEARNING)):
@@ -426,7 +458,9 @@ def _require_agents(graph: Graph) -> None:
         )
 
 
-def _even(graph: Graph, names: Sequence[str], devices: Sequence[jax.Device]) -> Sequence[jax.Device]:
+def _even(
+    graph: Graph, names: Sequence[str], devices: Sequence[jax.Device]
+) -> Sequence[jax.Device]:
     """Return as many of the devices as divide the widths of the fragments ``names``."""
     widths = [f.division.width for f in graph.fragments if f.name in names]
     count = next(n for n in range(len(devices), 0, -1) if not any(width % n for width in widths))

@@ -1,7 +1,8 @@
 """Programs: a graph under a placement, compiled.
 
-Only this module, `placements`, `layout`, `xla_options` and `chain` depend on devices. A placement of one group becomes
-one program that scans over the ticks of a chunk. Several groups, or a host fragment, become a chain of programs.
+Only this module, `placements`, `layout`, `xla_options` and `chain` depend on devices. A placement
+of one group becomes one program that scans over the ticks of a chunk. Several groups, or a host
+fragment, become a chain of programs.
 """
 
 from collections.abc import Iterator
@@ -37,8 +38,8 @@ from jaxrl_fast.runtime.xla_options import compiler_options, starting_options
 class Program(NamedTuple):
     """A graph that is ready to run.
 
-    Leaves of a state have a leading axis ``[S, ...]`` (but the tick) if there are several seeds. With one seed, an axis
-    of length 1 makes XLA copy arrays that it can otherwise update in place.
+    Leaves of a state have a leading axis ``[S, ...]`` (but the tick) if there are several seeds.
+    With one seed, an axis of length 1 makes XLA copy arrays that it can otherwise update in place.
 
     Attributes:
         init: Makes the initial state.
@@ -57,7 +58,9 @@ class Program(NamedTuple):
     ticks_per_chunk: int
 
 
-def compile(graph: Graph, placement: Placement, ticks: int, num_seeds: int = 1, axes: Any = SEED_AXES) -> Program:
+def compile(
+    graph: Graph, placement: Placement, ticks: int, num_seeds: int = 1, axes: Any = SEED_AXES
+) -> Program:
     """Build the program of a graph.
 
     Args:
@@ -98,7 +101,8 @@ def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
 
 
 def by_agents(home: dict[str, Mesh]) -> AbstractContextManager[Any]:
-    """Set the device mesh over which agents are sharded, for code traced in this context (`core.on_every_device`).
+    """Set the device mesh over which agents are sharded, for code traced in this context
+    (`core.on_every_device`).
 
     Args:
         home: Device meshes by fragment.
@@ -111,7 +115,12 @@ def by_agents(home: dict[str, Mesh]) -> AbstractContextManager[Any]:
 
 
 def _one_program(
-    graph: Graph, placement: Placement, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int, axes_of: TrainState
+    graph: Graph,
+    placement: Placement,
+    home: dict[str, Mesh],
+    ticks_per_chunk: int,
+    num_seeds: int,
+    axes_of: TrainState,
 ) -> Program:
     layout = state_layout(graph, home, num_seeds, axes_of)
 
@@ -121,18 +130,29 @@ def _one_program(
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = over_seeds(one_seed, num_seeds, (axes_of,), (axes_of, 0))(state)
-        return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
+        return state, {
+            name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()
+        }
 
     options = compiler_options(home[graph.fragments[0].name], products=graph.products)
-    init_jit = Jit("init", init_seeds(graph, num_seeds, axes_of), out_shardings=layout, options=starting_options())
+    init_jit = Jit(
+        "init",
+        init_seeds(graph, num_seeds, axes_of),
+        out_shardings=layout,
+        options=starting_options(),
+    )
     run_jit = Jit("chunk", chunk, (0,), (layout,), (layout, layout.key), options)
     init, run = init_jit.jitted(), run_jit.jitted()
 
     def compile_run(keys: jax.Array, hyper: Any) -> RunChunk:
         return run.lower(jax.eval_shape(init, keys, hyper)).compile()
 
-    def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, RunChunk]:
-        programs = None if store is None else _ready_from(store, init, init_jit, run_jit, keys, hyper)
+    def ready(
+        keys: jax.Array, hyper: Any, store: Store | None = None
+    ) -> tuple[InitState, RunChunk]:
+        programs = (
+            None if store is None else _ready_from(store, init, init_jit, run_jit, keys, hyper)
+        )
         if programs is not None:
             return programs
         jax.eval_shape(init, keys, hyper)  # cached by JAX, otherwise both threads trace it
@@ -143,7 +163,9 @@ def _one_program(
         return first.result(), compiled
 
     anywhere = init_jit.anywhere()
-    return Program(anywhere, run, ready, compile_run, lambda state: hosts.put(state, layout), ticks_per_chunk)
+    return Program(
+        anywhere, run, ready, compile_run, lambda state: hosts.put(state, layout), ticks_per_chunk
+    )
 
 
 def _ready_from(

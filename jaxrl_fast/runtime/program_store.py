@@ -1,8 +1,9 @@
 """Compiled programs on disk, which the next start neither traces nor compiles.
 
-The caller provides a store and must include in its keys everything else that a program depends on. The structure of a
-state is saved as JSON, without the modules of its environments: NamedTuples of this package are restored as their
-types, a node of any other type, such as a brax state, as `Other` with its children under the same names.
+The caller provides a store and must include in its keys everything else that a program depends on.
+The structure of a state is saved as JSON, without the modules of its environments: NamedTuples of
+this package are restored as their types, a node of any other type, such as a brax state, as `Other`
+with its children under the same names.
 """
 
 import dataclasses
@@ -105,7 +106,11 @@ def _name(key: Any) -> str:
         if not isinstance(key.key, str):
             raise TypeError(f"a dictionary with the key {key.key!r} cannot be described")
         return key.key
-    return key.name if isinstance(key, GetAttrKey) else str(key.idx if isinstance(key, SequenceKey) else key.key)
+    return (
+        key.name
+        if isinstance(key, GetAttrKey)
+        else str(key.idx if isinstance(key, SequenceKey) else key.key)
+    )
 
 
 class Jit(NamedTuple):
@@ -131,13 +136,15 @@ class Jit(NamedTuple):
         """Return the function by `jax.jit`."""
         given = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
         shardings = {name: value for name, value in given.items() if value is not None}
-        return jax.jit(self.function, donate_argnums=self.donate, compiler_options=self.options, **shardings)
+        return jax.jit(
+            self.function, donate_argnums=self.donate, compiler_options=self.options, **shardings
+        )
 
     def anywhere(self) -> Any:
         """Return the function by `jax.jit`, also for use within another program.
 
-        It is then compiled as a part with the outer program's options: JAX accepts options of the outermost program
-        only.
+        It is then compiled as a part with the outer program's options: JAX accepts options of the
+        outermost program only.
         """
         alone, part = self.jitted(), self._replace(options=None).jitted()
 
@@ -162,8 +169,8 @@ class Store(Protocol):
 
 
 FindStore = Callable[[Any], Store | None]
-"""(program: options of its graph, placement, ticks of a chunk, number of seeds) -> store of a run's programs. The
-function must include everything else that programs depend on.
+"""(program: options of its graph, placement, ticks of a chunk, number of seeds) -> store of a run's
+programs. The function must include everything else that programs depend on.
 """
 
 
@@ -247,10 +254,17 @@ def write(store: Store, jit: Jit, traced: Traced) -> None:
     """
     trees = {"arguments": traced.arguments, "results": traced.results}
     try:
-        described = {name: to_json(jax.tree.unflatten(t, range(t.num_leaves))) for name, t in trees.items()}
+        described = {
+            name: to_json(jax.tree.unflatten(t, range(t.num_leaves))) for name, t in trees.items()
+        }
         content = {"exported": bytes(traced.exported.serialize()), **described}
-    except (TypeError, ValueError, NotImplementedError) as error:  # the state has types without names
-        # A program that reads arrays of this process, such as recorded data, cannot be stored by design.
+    except (
+        TypeError,
+        ValueError,
+        NotImplementedError,
+    ) as error:  # the state has types without names
+        # A program that reads arrays of this process, such as recorded data, cannot be stored by
+        # design.
         if "host_callbacks" not in str(error):
             store.refuse(jit.name, f"{type(error).__name__}: {error}")
         return
@@ -263,11 +277,13 @@ def _from_file(found: dict[str, Any]) -> Traced:
     return Traced(exported, *structures)
 
 
-def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], Iterable[Traced]]) -> list[Loaded] | None:
+def compile_stored(
+    store: Store, jits: Sequence[Jit], trace_all: Callable[[], Iterable[Traced]]
+) -> list[Loaded] | None:
     """Compile programs that belong together, from a store if it contains all of them.
 
-    Otherwise they are traced, and then stored. Each is compiled in a separate thread directly after its trace. Signals
-    are handled during the compilation.
+    Otherwise they are traced, and then stored. Each is compiled in a separate thread directly after
+    its trace. Signals are handled during the compilation.
 
     Args:
         store: Storage of programs.
@@ -286,7 +302,10 @@ def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], It
         for jit, program in zip(jits, known if kept else trace_all(), strict=True):
             traced.append(program)
             running.append(pool.submit(compile, jit, program))
-    except (ValueError, NotImplementedError) as error:  # a callback; other errors occur again in usual compilation
+    except (
+        ValueError,
+        NotImplementedError,
+    ) as error:  # a callback; other errors occur again in usual compilation
         store.refuse(jits[len(traced)].name, f"{type(error).__name__}: {error}")
         return None
     finally:
@@ -312,7 +331,9 @@ def compile(jit: Jit, traced: Traced) -> Loaded:
     outputs = jax.tree.unflatten(traced.results, range(traced.results.num_leaves))
     leaves = [len(jax.tree.leaves(argument)) for argument in shapes]
     starts = [sum(leaves[:number]) for number in range(len(leaves))]
-    donated = [i for number in jit.donate for i in range(starts[number], starts[number] + leaves[number])]
+    donated = [
+        i for number in jit.donate for i in range(starts[number], starts[number] + leaves[number])
+    ]
     come = None if jit.in_shardings is None else tuple(_spread(jit.in_shardings, shapes))
     leave = None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs))
     flat = Jit(jit.name, traced.exported.call, tuple(donated), come, leave, jit.options)
@@ -323,12 +344,17 @@ def _flat(exported: export.Exported) -> export.Exported:
     """Return the program called with arrays one by one, which returns a list."""
     given = jax.tree.structure(((0,) * len(exported.in_avals), {}))
     return dataclasses.replace(
-        exported, in_tree=given, out_tree=jax.tree.structure([0] * len(exported.out_avals)), _get_vjp=None
+        exported,
+        in_tree=given,
+        out_tree=jax.tree.structure([0] * len(exported.out_avals)),
+        _get_vjp=None,
     )
 
 
 def _shapes(avals: Any) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+    return [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals
+    ]
 
 
 def _spread(prefix: PyTree, tree: PyTree) -> list[Any]:
@@ -338,4 +364,8 @@ def _spread(prefix: PyTree, tree: PyTree) -> list[Any]:
         return [entry] * len(jax.tree.leaves(part))
 
     spread = jax.tree.map(entries, prefix, tree, is_leaf=lambda node: node is None)
-    return [entry for part in jax.tree.leaves(spread, is_leaf=lambda node: isinstance(node, list)) for entry in part]
+    return [
+        entry
+        for part in jax.tree.leaves(spread, is_leaf=lambda node: isinstance(node, list))
+        for entry in part
+    ]

@@ -1,8 +1,8 @@
 """Arrays on devices of some processes only, and their transfer to devices of others.
 
-Every process of a run dispatches the same programs in the same order, except programs in which it has no device. Their
-results are *absent* there: arrays with a shape and a sharding but no data. `move` is the only program with devices on
-both sides of an edge between processes.
+Every process of a run dispatches the same programs in the same order, except programs in which it
+has no device. Their results are *absent* there: arrays with a shape and a sharding but no data.
+`move` is the only program with devices on both sides of an edge between processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,9 @@ def absent(shapes: PyTree, shardings: PyTree) -> PyTree:
     """
 
     def one(shape: Any, sharding: Sharding) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(shape.shape, sharding, [], dtype=shape.dtype)
+        return jax.make_array_from_single_device_arrays(
+            shape.shape, sharding, [], dtype=shape.dtype
+        )
 
     return jax.tree.map(one, shapes, spread(shardings, shapes))
 
@@ -79,7 +81,9 @@ def passed_over(step: Callable[..., tuple], *layouts: PyTree) -> Callable[..., t
     def pass_over(private: PyTree, *arguments: Any) -> tuple:
         if not made:
             shapes = jax.eval_shape(step, private, *arguments)[1:]
-            made.append(tuple(absent(own, layout) for own, layout in zip(shapes, layouts, strict=True)))
+            made.append(
+                tuple(absent(own, layout) for own, layout in zip(shapes, layouts, strict=True))
+            )
         return private, *made[0]
 
     return pass_over
@@ -115,7 +119,8 @@ def spread(prefix: PyTree, tree: PyTree) -> PyTree:
 
 
 def move(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Transfer arrays to other shardings, like `jax.device_put`, also between processes. Collective.
+    """Transfer arrays to other shardings, like `jax.device_put`, also between processes.
+    Collective.
 
     Args:
         tree: Arrays.
@@ -148,8 +153,8 @@ def move(tree: PyTree, shardings: PyTree) -> PyTree:
 class Turns:
     """Order of the programs that span processes, which run one after another on CPUs.
 
-    gloo distinguishes two sums only by their order, and a CPU computes independent programs at the same time. GPUs run
-    programs in the order of their dispatch.
+    gloo distinguishes two sums only by their order, and a CPU computes independent programs at the
+    same time. GPUs run programs in the order of their dispatch.
     """
 
     def __init__(self) -> None:
@@ -193,7 +198,9 @@ def compile_move(shapes: PyTree, sources: PyTree, targets: PyTree) -> tuple[jax.
     Returns:
         Devices of the program; empty if no array leaves its process.
     """
-    leaves = (jax.tree.leaves(tree) for tree in (shapes, spread(sources, shapes), spread(targets, shapes)))
+    leaves = (
+        jax.tree.leaves(tree) for tree in (shapes, spread(sources, shapes), spread(targets, shapes))
+    )
     routes = (Route(shape.shape, shape.dtype, *ends) for shape, *ends in zip(*leaves, strict=True))
     across = tuple(route for route in routes if between_processes(route))
     if not across:
@@ -220,29 +227,41 @@ def between_processes(route: Route) -> bool:
 def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax.Array]]:
     """Compile one program for all transfers, over the devices that have or get any of the arrays.
 
-    Each device gives its share as unsigned integers that are zero elsewhere; the sum over devices has every bit of the
-    array.
+    Each device gives its share as unsigned integers that are zero elsewhere; the sum over devices
+    has every bit of the array.
     """
     devices = _devices(routes)
     own = [device for device in devices if device.process_index == jax.process_index()]
     if not own:
         return lambda leaves: absent(leaves, [route.target for route in routes])
     mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
-    # Each device's share differs, although the sharding is replicated; `shard_map` does not check this.
+    # Each device's share differs, although the sharding is replicated; `shard_map` does not check
+    # this.
     alike = NamedSharding(mesh, PartitionSpec())
 
     def exchange(*shares: jax.Array) -> tuple[jax.Array, ...]:
         number = jax.lax.axis_index(AXIS)
-        given = [_give(share, route, devices, number) for share, route in zip(shares, routes, strict=True)]
+        given = [
+            _give(share, route, devices, number)
+            for share, route in zip(shares, routes, strict=True)
+        ]
         whole = _add_up(given)
-        return tuple(_take(bits, route, devices, number) for bits, route in zip(whole, routes, strict=True))
+        return tuple(
+            _take(bits, route, devices, number) for bits, route in zip(whole, routes, strict=True)
+        )
 
     spec = PartitionSpec()
     mapped = jax.shard_map(exchange, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    shares = [jax.ShapeDtypeStruct(r.source.shard_shape(r.shape), r.dtype, sharding=alike) for r in routes]
+    shares = [
+        jax.ShapeDtypeStruct(r.source.shard_shape(r.shape), r.dtype, sharding=alike) for r in routes
+    ]
     program = jax.jit(mapped).lower(*shares).compile()
     empty = [
-        {d: jax.device_put(np.zeros(s.shape, s.dtype), d) for d in own if d not in route.source.device_set}
+        {
+            d: jax.device_put(np.zeros(s.shape, s.dtype), d)
+            for d in own
+            if d not in route.source.device_set
+        }
         for s, route in zip(shares, routes, strict=True)
     ]
 
@@ -250,7 +269,9 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
         given = []
         for leaf, share, none in zip(leaves, shares, empty, strict=True):
             here = {**none, **{part.device: part.data for part in leaf.addressable_shards}}
-            given.append(jax.make_array_from_single_device_arrays(share.shape, alike, [here[d] for d in own]))
+            given.append(
+                jax.make_array_from_single_device_arrays(share.shape, alike, [here[d] for d in own])
+            )
         turns.wait()
         moved = program(*given)
         turns.began(moved)
@@ -260,7 +281,12 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
 
 
 def _devices(routes: Sequence[Route]) -> tuple[jax.Device, ...]:
-    found = {device for route in routes for sharding in (route.source, route.target) for device in sharding.device_set}
+    found = {
+        device
+        for route in routes
+        for sharding in (route.source, route.target)
+        for device in sharding.device_set
+    }
     return tuple(sorted(found, key=lambda device: (device.process_index, device.id)))
 
 
@@ -268,28 +294,42 @@ def _of(route: Route, taken: jax.Array) -> jax.Array:
     """Assemble the array at its target from the results of all devices."""
     wanted = route.target.addressable_devices
     parts = [part.data for part in taken.addressable_shards if part.device in wanted]
-    return jax.make_array_from_single_device_arrays(route.shape, route.target, parts, dtype=route.dtype)
+    return jax.make_array_from_single_device_arrays(
+        route.shape, route.target, parts, dtype=route.dtype
+    )
 
 
-def _give(share: jax.Array, route: Route, devices: Sequence[jax.Device], number: jax.Array) -> jax.Array:
-    """Return a device's share as unsigned integers of the whole shape, zero if another device gives the same share."""
+def _give(
+    share: jax.Array, route: Route, devices: Sequence[jax.Device], number: jax.Array
+) -> jax.Array:
+    """Return a device's share as unsigned integers of the whole shape, zero if another device gives
+    the same share.
+    """
     starts = _starts(route.source, route.shape, devices)
     first = [starts[i] is not None and starts[i] not in starts[:i] for i in range(len(devices))]
     bits = _bits(share)
     bits = jnp.where(jnp.array(first)[number], bits, jnp.zeros_like(bits))
     if share.shape == route.shape:
         return bits
-    return jax.lax.dynamic_update_slice(jnp.zeros(route.shape, bits.dtype), bits, _at(starts, route.shape, number))
+    return jax.lax.dynamic_update_slice(
+        jnp.zeros(route.shape, bits.dtype), bits, _at(starts, route.shape, number)
+    )
 
 
-def _take(bits: jax.Array, route: Route, devices: Sequence[jax.Device], number: jax.Array) -> jax.Array:
+def _take(
+    bits: jax.Array, route: Route, devices: Sequence[jax.Device], number: jax.Array
+) -> jax.Array:
     size = route.target.shard_shape(route.shape)
     if size != route.shape:
-        bits = jax.lax.dynamic_slice(bits, _at(_starts(route.target, route.shape, devices), route.shape, number), size)
+        bits = jax.lax.dynamic_slice(
+            bits, _at(_starts(route.target, route.shape, devices), route.shape, number), size
+        )
     return _from_bits(bits, route.dtype)
 
 
-def _starts(sharding: Sharding, shape: tuple[int, ...], devices: Sequence[jax.Device]) -> list[tuple[int, ...] | None]:
+def _starts(
+    sharding: Sharding, shape: tuple[int, ...], devices: Sequence[jax.Device]
+) -> list[tuple[int, ...] | None]:
     """Return where each device's share of an array begins; None for a device without one."""
     shares = sharding.devices_indices_map(shape)
     return [tuple(part.start or 0 for part in shares[d]) if d in shares else None for d in devices]
@@ -301,12 +341,16 @@ def _add_up(given: list[jax.Array]) -> list[jax.Array]:
     for dtype in dict.fromkeys(bits.dtype for bits in given):
         alike = [i for i, bits in enumerate(given) if bits.dtype == dtype]
         flat = jax.lax.psum(jnp.concatenate([given[i].reshape(-1) for i in alike]), AXIS)
-        for i, part in zip(alike, jnp.split(flat, np.cumsum([given[i].size for i in alike])[:-1]), strict=True):
+        for i, part in zip(
+            alike, jnp.split(flat, np.cumsum([given[i].size for i in alike])[:-1]), strict=True
+        ):
             whole[i] = part.reshape(given[i].shape)
     return whole
 
 
-def _at(starts: list[tuple[int, ...] | None], shape: tuple[int, ...], number: jax.Array) -> list[jax.Array]:
+def _at(
+    starts: list[tuple[int, ...] | None], shape: tuple[int, ...], number: jax.Array
+) -> list[jax.Array]:
     table = jnp.array([start or (0,) * len(shape) for start in starts], jnp.int32)
     return list(table[number])
 

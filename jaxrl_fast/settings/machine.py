@@ -1,4 +1,6 @@
-"""Setup of JAX on this machine: devices, caches in the user's private folders, and measured placements."""
+"""Setup of JAX on this machine: devices, caches in the user's private folders, and measured
+placements.
+"""
 
 import contextlib
 import gc
@@ -19,7 +21,8 @@ import yaml
 
 
 def make_own_folder(folder: Path) -> str | None:
-    """Create a folder that only its owner can open, or restrict an older one that others can only read.
+    """Create a folder that only its owner can open, or restrict an older one that others can only
+    read.
 
     Args:
         folder: Folder.
@@ -56,22 +59,25 @@ def make_room(folder: Path, max_bytes: int) -> None:
     for entry in os.scandir(folder):
         with contextlib.suppress(FileNotFoundError):  # another process may remove files too
             files.append((entry.stat(follow_symlinks=False), entry.path))
-    for found, path in sorted(files, key=lambda file: -max(file[0].st_atime_ns, file[0].st_mtime_ns)):
+    for found, path in sorted(
+        files, key=lambda file: -max(file[0].st_atime_ns, file[0].st_mtime_ns)
+    ):
         total += found.st_size
         if total > max_bytes and stat.S_ISREG(found.st_mode):
             Path(path).unlink(missing_ok=True)
 
 
 MAX_CACHE_BYTES = 2_000_000_000
-"""Most bytes of XLA's programs on disk, of all versions; the least recently used files are removed."""
+"""Most bytes of XLA's programs on disk, of all versions; the least recently used files are removed.
+"""
 
 
 def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
     """Prepare this process for training, before anything uses a device.
 
     The cache is the folder ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder;
-    ``JAXRL_FAST_CACHE=off`` disables it. A folder that the user does not own, or to which others can write, is not
-    used, because its programs would be executed.
+    ``JAXRL_FAST_CACHE=off`` disables it. A folder that the user does not own, or to which others
+    can write, is not used, because its programs would be executed.
 
     Args:
         cpu_devices: Number of XLA devices to make of the CPU's cores; None for JAX's default.
@@ -100,7 +106,8 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         with contextlib.suppress(OSError):  # a read-only folder works, too
             make_room(folder, MAX_CACHE_BYTES)
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        # Also programs that compile fast: building a brax environment compiles a hundred small ones.
+        # Also programs that compile fast: building a brax environment compiles a hundred small
+        # ones.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -108,8 +115,8 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
 def collect_garbage_seldom() -> None:
     """Make Python collect garbage less often, in a process that is a command.
 
-    Tracing makes many objects that stay alive. Until everything was traced, halfcheetah's PPO took 5.1 s with the
-    default and takes 4.1 s with these thresholds, with equal memory.
+    Tracing makes many objects that stay alive. Until everything was traced, halfcheetah's PPO took
+    5.1 s with the default and takes 4.1 s with these thresholds, with equal memory.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -132,7 +139,8 @@ def cache_root() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of compiled programs, one per kind of CPU, because programs contain its instructions.
+    """Return the folder of compiled programs, one per kind of CPU, because programs contain its
+    instructions.
 
     Returns:
         The folder; None with ``JAXRL_FAST_CACHE=off``.
@@ -234,7 +242,9 @@ def free_memory_bytes() -> int:
         kilobytes = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))
         free = 1024 * int(kilobytes[1]) if kilobytes else free
     try:
-        used = int((group / "memory.current").read_text(encoding="utf-8")) - _file_cache_bytes(group / "memory.stat")
+        used = int((group / "memory.current").read_text(encoding="utf-8")) - _file_cache_bytes(
+            group / "memory.stat"
+        )
         limit = int((group / "memory.max").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no container, or one without a limit
         return free
@@ -251,38 +261,46 @@ def free_bytes(devices: Iterable[jax.Device]) -> int:
         Bytes.
     """
     stats = [device.memory_stats() or {} for device in devices if device.platform != "cpu"]
-    on_devices = [one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats if "bytes_limit" in one]
+    on_devices = [
+        one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats if "bytes_limit" in one
+    ]
     return sum(on_devices) if on_devices else free_memory_bytes()
 
 
 def busy_seconds() -> tuple[float, float] | None:
-    """Return the CPU seconds used so far by all programs, and by this process with its session and children.
+    """Return the CPU seconds used so far by all programs, and by this process with its session and
+    children.
 
     Children that have ended count if they were waited for.
 
     Returns:
-        Seconds of all programs and of this process; None if the system does not report them (Linux does).
+        Seconds of all programs and of this process; None if the system does not report them (Linux
+        does).
     """
     ticks, tick_s = Path("/proc/stat"), 1 / os.sysconf("SC_CLK_TCK")
     if not ticks.exists():
         return None
-    user, nice, system, _, _, *interrupts = map(int, ticks.read_text(encoding="utf-8").splitlines()[0].split()[1:8])
+    user, nice, system, _, _, *interrupts = map(
+        int, ticks.read_text(encoding="utf-8").splitlines()[0].split()[1:8]
+    )
     own, me, session = 0, os.getpid(), os.getsid(0)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
-            # after the name in brackets: state, parent, group, session ...; the 12th to 15th are the user and system
-            # times of the process, and of its children that have ended
+            # after the name in brackets: state, parent, group, session ...; the 12th to 15th are
+            # the user and system times of the process, and of its children that have ended
             fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
             if int(fields[1]) == me or int(fields[3]) == session:
                 own += sum(map(int, fields[11:15]))
     return (user + nice + system + sum(interrupts)) * tick_s, own * tick_s
 
 
-def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, devices: int) -> Choice:
+def choose(
+    suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, devices: int
+) -> Choice:
     """Select the fastest placement for an environment and an algorithm.
 
-    Seeds are sharded first, because they exchange nothing. Only as many devices are used as divide the seeds, or else
-    the environments, evenly.
+    Seeds are sharded first, because they exchange nothing. Only as many devices are used as divide
+    the seeds, or else the environments, evenly.
 
     Args:
         suite: Suite of the environment.
@@ -304,13 +322,19 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
         return Choice("fused", 1, f"no measurement of {algo} on env={suite}")
     even = largest_divisor(num_envs, devices)
     if measured == "fused" or even == 1:
-        return Choice("fused", 1, "measured" if measured == "fused" else "one device, or an odd number of environments")
+        return Choice(
+            "fused",
+            1,
+            "measured" if measured == "fused" else "one device, or an odd number of environments",
+        )
     return Choice(measured, even, "measured")
 
 
 def _file_cache_bytes(statistics: Path) -> int:
     """Return the bytes with which a container caches files, and which programs can get."""
-    found = re.search(r"^inactive_file (\d+)$", statistics.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(
+        r"^inactive_file (\d+)$", statistics.read_text(encoding="utf-8"), re.MULTILINE
+    )
     return int(found[1]) if found else 0
 
 

@@ -1,8 +1,9 @@
 """The keys of a run, each declared once, and how their values are read.
 
-A key of a run is a field of a dataclass here: type, default, help, range, target, and whether a resumed run may change
-it. The command line, its help, config files, checkpoints, `Run`, and the options of a graph and of a job follow from
-these. Keys of an algorithm are derived from its factory (`signatures`).
+A key of a run is a field of a dataclass here: type, default, help, range, target, and whether a
+resumed run may change it. The command line, its help, config files, checkpoints, `Run`, and the
+options of a graph and of a job follow from these. Keys of an algorithm are derived from its factory
+(`signatures`).
 """
 
 import dataclasses
@@ -14,13 +15,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from jaxrl_fast.core import MAX_SIZE, Log, Number, as_number, as_whole
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
-from jaxrl_fast.numerics.optimizers import A_RATE, A_TABLE, FILE, Schedule, as_rate, numbers_of, one_of
+from jaxrl_fast.numerics.optimizers import (
+    A_RATE,
+    A_TABLE,
+    FILE,
+    Schedule,
+    as_rate,
+    numbers_of,
+    one_of,
+)
 from jaxrl_fast.system import CODE, names_code
 
 if TYPE_CHECKING:
@@ -39,11 +57,15 @@ EARLIER |= {
     "algo.critic_dropout": 0.0,
     "algo.priority_exponent": 0.0,
 }
-EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("free_deviation", "clip_actions", "orthogonal")), False)
+EARLIER |= dict.fromkeys(
+    (f"algo.{name}" for name in ("free_deviation", "clip_actions", "orthogonal")), False
+)
 EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("share_torso", "normalize_values")), False)
 """Values of settings that checkpoints until 0.2.0 do not name."""
 SWITCHES = "algo.max_kl", "algo.desired_kl", "algo.fixed_temperature"
-"""Hyper-parameters that add a state to a run, or remove one, unless they are 0: a resumed run cannot switch them."""
+"""Hyper-parameters that add a state to a run, or remove one, unless they are 0: a resumed run
+cannot switch them.
+"""
 
 
 class ConfigError(ValueError):
@@ -60,8 +82,10 @@ class Key(NamedTuple):
         text: Line of help, with the unit.
         maximum: Largest number, also in a list.
         resume: Whether a resumed run may have another value: no, yes, or yes without a message.
-        to: Field that it sets, under its name: of `GraphOptions` or of `JobOptions`; None for neither.
-        stored: Whether config files and checkpoints contain it: always, if it differs from the default, or never.
+        to: Field that it sets, under its name: of `GraphOptions` or of `JobOptions`; None for
+            neither.
+        stored: Whether config files and checkpoints contain it: always, if it differs from the
+            default, or never.
         aside: Whether ``--help`` lists only its name.
     """
 
@@ -79,14 +103,22 @@ class Key(NamedTuple):
         """Return the range of its numbers."""
         least, most = -math.inf if self.minimum is None else self.minimum, self.maximum
         kind: Any = {int: "whole", int | None: "whole", Any: "rate"}.get(self.type, "number")
-        return Number(least, math.inf if most is None else most, kind, self.type not in (int, float))
+        return Number(
+            least, math.inf if most is None else most, kind, self.type not in (int, float)
+        )
 
     def is_stored(self, value: Any) -> bool:
         """Return whether config files and checkpoints contain the key with this value."""
         return self.stored == "always" or (self.stored == "changed" and value != self.default)
 
 
-def setting(default: Any, text: str, minimum: float | None = None, maximum: float | None = None, **others: Any) -> Any:
+def setting(
+    default: Any,
+    text: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    **others: Any,
+) -> Any:
     """Declare a dataclass field as a `Key`.
 
     Args:
@@ -99,7 +131,9 @@ def setting(default: Any, text: str, minimum: float | None = None, maximum: floa
     Returns:
         A dataclass field.
     """
-    return dataclasses.field(default=default, metadata=dict(text=text, minimum=minimum, maximum=maximum, **others))
+    return dataclasses.field(
+        default=default, metadata=dict(text=text, minimum=minimum, maximum=maximum, **others)
+    )
 
 
 GRAPH = GraphOptions()
@@ -110,7 +144,8 @@ class EvalOptions:
     """Evaluation of a run, ``eval.*``.
 
     Attributes:
-        every: Environment steps between two evaluations; None for a tenth of the run, 0 for no evaluation.
+        every: Environment steps between two evaluations; None for a tenth of the run, 0 for no
+            evaluation.
         episodes: Episodes of each evaluation.
         `beside`: Whether a background process evaluates during training.
         device: Device of that process.
@@ -119,24 +154,40 @@ class EvalOptions:
         sample: Whether actions are drawn from the policy's distribution.
     """
 
-    every: int | None = setting(None, "env steps per evaluation, 0 none; 10 a run", 0, resume="free")
+    every: int | None = setting(
+        None, "env steps per evaluation, 0 none; 10 a run", 0, resume="free"
+    )
     episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE, resume="free")
-    beside: bool = setting(True, "in a background process, during training", resume="silent", aside=True)
-    device: Literal["cpu", "same"] = setting("cpu", "device of the background process:", resume="silent", aside=True)
-    picture: bool = setting(False, "draw an episode after each, in a subprocess", resume="silent", aside=True)
-    share: bool = setting(False, "in training's own host envs, between chunks", resume="free", aside=True)
-    sample: bool = setting(False, "draw actions from the policy, not greedy ones", resume="free", aside=True)
+    beside: bool = setting(
+        True, "in a background process, during training", resume="silent", aside=True
+    )
+    device: Literal["cpu", "same"] = setting(
+        "cpu", "device of the background process:", resume="silent", aside=True
+    )
+    picture: bool = setting(
+        False, "draw an episode after each, in a subprocess", resume="silent", aside=True
+    )
+    share: bool = setting(
+        False, "in training's own host envs, between chunks", resume="free", aside=True
+    )
+    sample: bool = setting(
+        False, "draw actions from the policy, not greedy ones", resume="free", aside=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class StopOptions:
-    """When a run ends before ``total_steps``, ``stop.*``. A field whose name Python reserves has a ``_`` at its end.
+    """When a run ends before ``total_steps``, ``stop.*``. A field whose name Python reserves has a
+    ``_`` at its end.
 
     Attributes:
-        return_: Mean greedy return of an evaluation, over all seeds, at which the run ends; None for never.
+        return_: Mean greedy return of an evaluation, over all seeds, at which the run ends; None
+            for never.
     """
 
-    return_: float | None = setting(None, "greedy return at which to stop", resume="free", stored="changed", aside=True)
+    return_: float | None = setting(
+        None, "greedy return at which to stop", resume="free", stored="changed", aside=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +196,14 @@ class Checkpoints:
 
     Attributes:
         every: Environment steps between two checkpoints; None for a tenth of the run.
-        `keep`: Number of the newest checkpoints to retain in addition to the best; 0 for no checkpoints.
+        `keep`: Number of the newest checkpoints to retain in addition to the best; 0 for no
+            checkpoints.
         replay: Whether the newest checkpoint contains the replay buffer.
     """
 
-    every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1, resume="free")
+    every: int | None = setting(
+        None, "env steps between checkpoints; a tenth of the run", 1, resume="free"
+    )
     keep: int = setting(2, "newest ones to retain, plus the best; 0 makes none", 0, resume="free")
     replay: bool = setting(True, "save the replay buffer too, in the newest", resume="free")
 
@@ -164,7 +218,9 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSchema:
-    """Keys ``distributed.*``: the arguments of `cluster.named_processes`. ``distributed`` is a key of `RunSchema`."""
+    """Keys ``distributed.*``: the arguments of `cluster.named_processes`. ``distributed`` is a key
+    of `RunSchema`.
+    """
 
     coordinator: str | None = setting(None, "host:port where process 0 listens", stored="never")
     num_processes: int | None = setting(None, "processes of the run", 1, stored="never")
@@ -173,14 +229,22 @@ class DistributedSchema:
 
 @dataclasses.dataclass(frozen=True)
 class EnvSchema:
-    """Keys ``env.*``. Each environment refuses those it does not support; others are given as ``+env.name=value``."""
+    """Keys ``env.*``. Each environment refuses those it does not support; others are given as
+    ``+env.name=value``.
+    """
 
-    id: str | None = setting(None, "id within its suite, with env=brax, gymnax, gymnasium and the like")
+    id: str | None = setting(
+        None, "id within its suite, with env=brax, gymnax, gymnasium and the like"
+    )
     backend: str | None = setting(None, "physics of brax, or with env=mjcf mjx or mujoco")
     file: str | None = setting(None, "robot.xml, with env=mjcf")
     make: str | None = setting(None, "my_package.make, with env=custom")
-    num_agents: int | None = setting(None, "agents of a multi-agent env, if it can vary", 1, MAX_SIZE)
-    episode_length: int | None = setting(None, "time limit in steps; the environment's", 1, MAX_SIZE)
+    num_agents: int | None = setting(
+        None, "agents of a multi-agent env, if it can vary", 1, MAX_SIZE
+    )
+    episode_length: int | None = setting(
+        None, "time limit in steps; the environment's", 1, MAX_SIZE
+    )
     frame_stack: int | None = setting(None, "images in a frame stack; 4 with env=atari", 0, 255)
     frame_skip: int | None = setting(None, "frames of a game per action; 4", 1, MAX_SIZE)
     sticky: bool | None = setting(None, "repeat a game's last action now and then; true")
@@ -198,17 +262,27 @@ class AlgoSchema:
 
 @dataclasses.dataclass(frozen=True)
 class PoolSchema:
-    """Keys ``pool.*``: stepping of host environments, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
+    """Keys ``pool.*``: stepping of host environments, as
+    `jaxrl_fast.envs.pool.batches.PoolOptions`.
+    """
 
-    workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096, resume="free")
-    num_groups: int | None = setting(None, "groups that take turns; 2, or 1 if envs or workers need it", 1, MAX_SIZE)
+    workers: int | None = setting(
+        None, "worker processes, 0 none; measured", 0, 4096, resume="free"
+    )
+    num_groups: int | None = setting(
+        None, "groups that take turns; 2, or 1 if envs or workers need it", 1, MAX_SIZE
+    )
     order: Literal["fixed", "arrival"] = setting("fixed", "order of the environments:")
-    step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
+    step_timeout_s: float = setting(
+        60.0, "seconds after which a silent worker is restarted", 0, resume="free"
+    )
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
     bridge: Literal["host", "callback", "worker"] = setting(
         "host", "called between programs, within, or by rollout:", resume="free"
     )
-    out_of_space: Literal["stop", "count"] = setting("stop", "outside of their space:", resume="free")
+    out_of_space: Literal["stop", "count"] = setting(
+        "stop", "outside of their space:", resume="free"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,33 +292,59 @@ class ChoiceSchema:
     env: str = setting("halfcheetah", "the environment")
     algo: str | None = setting(None, "the algorithm; depends on the environment")
     placement: str = setting("auto", "devices of each part of the run", resume="free")
-    tuned: bool = setting(True, "start from the settings tuned for environment and algorithm", resume="silent")
+    tuned: bool = setting(
+        True, "start from the settings tuned for environment and algorithm", resume="silent"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSchema:
     """Other keys without a section, as fields of `Run`."""
 
-    total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1, to="job", resume="free")
+    total_steps: int = setting(
+        1_000_000, "env steps over all environments, for each seed", 1, to="job", resume="free"
+    )
     num_envs: int = setting(
         64, "parallel environments; auto: as measured here", 1, MAX_SIZE, type=int | Literal["auto"]
     )
     seed: int = setting(0, "the first random seed", 0, MAX_SEED, to="job")
     num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE, to="job")
-    overlap: Overlap = setting(GRAPH.overlap, "delayed edges:", to="graph", type=Literal[Overlap, "auto"])
-    learners: int = setting(GRAPH.learners, "learners that share the gradient updates", 1, MAX_SIZE, to="graph")
+    overlap: Overlap = setting(
+        GRAPH.overlap, "delayed edges:", to="graph", type=Literal[Overlap, "auto"]
+    )
+    learners: int = setting(
+        GRAPH.learners, "learners that share the gradient updates", 1, MAX_SIZE, to="graph"
+    )
     average: Average = setting(GRAPH.average, "averaged quantity:", to="graph", aside=True)
     shards: int = setting(
-        GRAPH.shards, "most shards of replay and batches", 1, MAX_SIZE, to="graph", stored="changed", aside=True
+        GRAPH.shards,
+        "most shards of replay and batches",
+        1,
+        MAX_SIZE,
+        to="graph",
+        stored="changed",
+        aside=True,
     )
-    devices: int | None = setting(None, "devices to use, or on a CPU to make", 1, 1024, to="job", resume="free")
+    devices: int | None = setting(
+        None, "devices to use, or on a CPU to make", 1, 1024, to="job", resume="free"
+    )
     precision: Precision = setting("f32", "precision of matrix products:")
-    run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...", stored="never")
+    run_dir: str | None = setting(
+        None, "folder of results; runs/<env>/<algo>/<time>-...", stored="never"
+    )
     name: str | None = setting(None, "a label for the run", resume="silent", aside=True)
-    log: Log = setting("tensorboard", "destination of scalars, besides tables:", resume="silent", aside=True)
-    resume: str | None = setting(None, "a run's folder, to continue, or auto: run_dir", to="job", stored="never")
+    log: Log = setting(
+        "tensorboard", "destination of scalars, besides tables:", resume="silent", aside=True
+    )
+    resume: str | None = setting(
+        None, "a run's folder, to continue, or auto: run_dir", to="job", stored="never"
+    )
     data: str | None = setting(
-        None, "recorded episodes to learn from (collect), or minari:<id>", to="job", stored="changed", aside=True
+        None,
+        "recorded episodes to learn from (collect), or minari:<id>",
+        to="job",
+        stored="changed",
+        aside=True,
     )
     online_steps: int = setting(
         0,
@@ -255,16 +355,27 @@ class RunSchema:
         stored="changed",
         aside=True,
     )
-    teacher: str | None = setting(None, "a run whose policy teaches this one", stored="changed", aside=True)
+    teacher: str | None = setting(
+        None, "a run whose policy teaches this one", stored="changed", aside=True
+    )
     teacher_share: float = setting(
         0.5, "share of the run in which its weight falls to 0", 0, 1, stored="changed", aside=True
     )
     nan: OnNan = setting(GRAPH.nan, "action on NaN or Inf:", to="graph", resume="free")
-    debug: bool = setting(False, "find the operation that gave a NaN", to="job", resume="free", aside=True)
-    distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:", stored="never")
+    debug: bool = setting(
+        False, "find the operation that gave a NaN", to="job", resume="free", aside=True
+    )
+    distributed: Literal["auto", "off"] = setting(
+        "auto", "join the processes of a cluster:", stored="never"
+    )
 
 
-SECTIONS = {"": RunSchema, "eval.": EvalOptions, "checkpoint.": Checkpoints, "distributed.": DistributedSchema}
+SECTIONS = {
+    "": RunSchema,
+    "eval.": EvalOptions,
+    "checkpoint.": Checkpoints,
+    "distributed.": DistributedSchema,
+}
 SECTIONS |= {"env.": EnvSchema, "algo.": AlgoSchema, "pool.": PoolSchema, "stop.": StopOptions}
 
 
@@ -275,7 +386,11 @@ def run_keys() -> dict[str, Key]:
     Returns:
         Keys by dotted name.
     """
-    return {name: key for prefix, schema in SECTIONS.items() for name, key in keys_of(schema, prefix).items()}
+    return {
+        name: key
+        for prefix, schema in SECTIONS.items()
+        for name, key in keys_of(schema, prefix).items()
+    }
 
 
 @cache
@@ -302,17 +417,23 @@ def resume_rule(name: str) -> Literal["fixed", "free", "silent"]:
 
 
 def argument_ranges() -> dict[str, Number]:
-    """Return the ranges of the numeric arguments of `jaxrl_fast.learn`, as of the keys of the same names.
+    """Return the ranges of the numeric arguments of `jaxrl_fast.learn`, as of the keys of the same
+    names.
 
     Returns:
         Ranges by argument.
     """
     keys = {re.sub(r"^(eval|stop)\.", r"\1_", name): key for name, key in run_keys().items()}
-    return {name: key.range() for name, key in keys.items() if key.range().kind == "whole" or name == "stop_return"}
+    return {
+        name: key.range()
+        for name, key in keys.items()
+        if key.range().kind == "whole" or name == "stop_return"
+    }
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """Flatten a tree of settings; the name of a group has the group's key (``env``, not ``env.name``).
+    """Flatten a tree of settings; the name of a group has the group's key (``env``, not
+    ``env.name``).
 
     Args:
         tree: Nested dictionaries.
@@ -320,7 +441,10 @@ def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
     Returns:
         Leaves by dotted key.
     """
-    return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
+    return {
+        key.removesuffix(".name") if key[:-5] in GROUPS else key: v
+        for key, v in flatten(tree).items()
+    }
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -343,7 +467,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def read_value(name: str, value: Any, key: Key) -> Any:
-    """Convert a value to the type of its key: ``2e5`` is a whole number, ``"linear:3e-4:0"`` a schedule.
+    """Convert a value to the type of its key: ``2e5`` is a whole number, ``"linear:3e-4:0"`` a
+    schedule.
 
     Args:
         name: Dotted name, for the message.
@@ -361,7 +486,11 @@ def read_value(name: str, value: Any, key: Key) -> Any:
     except (TypeError, ValueError, KeyError, OverflowError):
         wanted = A_TABLE if str(value).startswith(f"{FILE}:") else describe_type(key.type)
         raise ConfigError(f"{name}={written(value)}: write {wanted}") from None
-    numbers = result if isinstance(result, tuple) and not isinstance(result, Schedule) else numbers_of(result)
+    numbers = (
+        result
+        if isinstance(result, tuple) and not isinstance(result, Schedule)
+        else numbers_of(result)
+    )
     numbers = tuple(n for n in numbers if isinstance(n, int | float))
     if not key.range().holds(*numbers):
         raise ConfigError(f"{name}={written(value)}: {key.range().instead_of(*numbers)}")
@@ -408,7 +537,12 @@ def describe_key(key: Key) -> str:
     return re.sub(r"\ba ", "", words).removeprefix("one of ")
 
 
-ELSEWHERE = {"lr": "learning_rate", "gamma": "discount", "ent_coef": "entropy_coef", "device": "devices"}
+ELSEWHERE = {
+    "lr": "learning_rate",
+    "gamma": "discount",
+    "ent_coef": "entropy_coef",
+    "device": "devices",
+}
 """Names of other libraries, and ours."""
 
 
@@ -429,8 +563,16 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     similar = {low: difflib.SequenceMatcher(None, low, word.lower()).ratio() for low in names}
     best = max(similar.values(), default=0.0)
     least = max(0.65, best - 0.1)
-    close = close or [names[low] for low in sorted(similar, key=similar.__getitem__)[::-1] if similar[low] >= least]
-    return f"did you mean {' or '.join(close)}?" if close else f"write one of {', '.join(names.values())}"
+    close = close or [
+        names[low]
+        for low in sorted(similar, key=similar.__getitem__)[::-1]
+        if similar[low] >= least
+    ]
+    return (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"write one of {', '.join(names.values())}"
+    )
 
 
 def check_fields(options: Any, prefix: str = "") -> None:
@@ -444,7 +586,9 @@ def check_fields(options: Any, prefix: str = "") -> None:
         ConfigError: A value is wrong.
     """
     for name, key in keys_of(type(options)).items():
-        object.__setattr__(options, name, read_value(f"{prefix}{name}", getattr(options, name), key))
+        object.__setattr__(
+            options, name, read_value(f"{prefix}{name}", getattr(options, name), key)
+        )
 
 
 def keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
@@ -458,7 +602,9 @@ def keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
         Declarations by key.
     """
     hints, fields = get_type_hints(schema), dataclasses.fields(schema)
-    keys = ((f.name, Key(**{"type": hints[f.name], "default": f.default, **f.metadata})) for f in fields)
+    keys = (
+        (f.name, Key(**{"type": hints[f.name], "default": f.default, **f.metadata})) for f in fields
+    )
     return {prefix + name.removesuffix("_"): key for name, key in keys}
 
 
@@ -530,7 +676,8 @@ def command_line(argv: Sequence[str], command: str = "train") -> str:
 
 
 def named_again(settings: Mapping[str, Any]) -> list[str]:
-    """Return the words that a command needs in addition to a run's folder, since a folder's code is not executed.
+    """Return the words that a command needs in addition to a run's folder, since a folder's code is
+    not executed.
 
     Args:
         settings: Content of ``config.yaml``.
@@ -581,18 +728,28 @@ def parse_word(word: str) -> "Override":
 
     key, equals, value = word.partition("=")
     if word.startswith("~"):
-        raise ConfigError(f"{word}: settings cannot be removed; tuned=false leaves the tuned ones out")
+        raise ConfigError(
+            f"{word}: settings cannot be removed; tuned=false leaves the tuned ones out"
+        )
     if not equals or not key.strip():
-        raise ConfigError(f"cannot read '{word}': write key=value, for example env=halfcheetah (--help lists the keys)")
+        raise ConfigError(
+            f"cannot read '{word}': write key=value, for example env=halfcheetah (--help lists the keys)"
+        )
     if not value.strip():
         raise ConfigError(f"{word} has no value: write it after the equals sign, without a space")
     try:
-        plain = not value.isascii() and PLAIN_TEXT.fullmatch(value)  # Hydra takes other letters in quotes only
+        plain = not value.isascii() and PLAIN_TEXT.fullmatch(
+            value
+        )  # Hydra takes other letters in quotes only
         override = OverridesParser.create().parse_override(f"{key}='{value}'" if plain else word)
     except HydraException:
         raise ConfigError(f"cannot read '{word}': quote the value, as in \"{key}='...'\"") from None
     if override.package is not None:
         raise ConfigError(f"cannot read '{word}': write key=value, without '@'")
-    if override.is_add() and str(override.key_or_group).startswith("env.") and override.key_or_group not in run_keys():
+    if (
+        override.is_add()
+        and str(override.key_or_group).startswith("env.")
+        and override.key_or_group not in run_keys()
+    ):
         override.key_or_group = f"env.options.{override.key_or_group.removeprefix('env.')}"
     return override

@@ -1,4 +1,6 @@
-"""The keys of algorithms and environments, from the signatures and docstrings of the functions that make them."""
+"""The keys of algorithms and environments, from the signatures and docstrings of the functions that
+make them.
+"""
 
 import inspect
 import re
@@ -18,7 +20,8 @@ NOT_OPTIONS = ("precision",)
 def algo_keys(name: str) -> dict[str, Key]:
     """Return the keys ``algo.*`` of an algorithm, from the signature of its factory without losses.
 
-    Whole numbers are at least 0, and at least 1 in a list; the annotations of others declare a range.
+    Whole numbers are at least 0, and at least 1 in a list; the annotations of others declare a
+    range.
 
     Args:
         name: Name of the algorithm, or the path of a user's factory.
@@ -34,11 +37,20 @@ def algo_keys(name: str) -> dict[str, Key]:
         return _keys_of_user(factory, name)
     plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
     sizes, texts = Number(1, MAX_SIZE, "whole"), meanings_of(factory)
-    ranges = {n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number() for n, hint in hints.items()}
-    types = {n: hint | None if ranges[n].optional and hint is Any else hint for n, hint in plain.items()}
+    ranges = {
+        n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number()
+        for n, hint in hints.items()
+    }
+    types = {
+        n: hint | None if ranges[n].optional and hint is Any else hint for n, hint in plain.items()
+    }
     return {
         f"algo.{p.name}": Key(
-            types[p.name], p.default, ranges[p.name].least, texts.get(p.name, ""), maximum=ranges[p.name].most
+            types[p.name],
+            p.default,
+            ranges[p.name].least,
+            texts.get(p.name, ""),
+            maximum=ranges[p.name].most,
         )
         for p in inspect.signature(factory).parameters.values()
         if not callable(p.default) and p.name not in NOT_OPTIONS
@@ -46,13 +58,26 @@ def algo_keys(name: str) -> dict[str, Key]:
 
 
 def _keys_of_user(factory: Callable[..., Any], name: str) -> dict[str, Key]:
-    """Return the keys of a user's factory; a rate of its hyper-parameters may be a schedule, and need not be named."""
-    found = {n: key for n, key in option_keys(factory).items() if not callable(key.default) and n not in NOT_OPTIONS}
+    """Return the keys of a user's factory; a rate of its hyper-parameters may be a schedule, and
+    need not be named.
+    """
+    found = {
+        n: key
+        for n, key in option_keys(factory).items()
+        if not callable(key.default) and n not in NOT_OPTIONS
+    }
     others = found.pop(OTHERS, None)
     needs = any(key.default == REQUIRED for key in found.values())
     rates = {} if needs else made_by_user(factory, name, {})._asdict()["hyper"]._asdict()
-    found |= {} if others is None else {n: Key(Any, value) for n, value in rates.items() if n not in found}
-    typed = {n: Any if n in rates else key.type if _is_read(key.type) else object for n, key in found.items()}
+    found |= (
+        {}
+        if others is None
+        else {n: Key(Any, value) for n, value in rates.items() if n not in found}
+    )
+    typed = {
+        n: Any if n in rates else key.type if _is_read(key.type) else object
+        for n, key in found.items()
+    }
     return {f"algo.{n}": key._replace(type=typed[n]) for n, key in found.items()}
 
 
@@ -73,7 +98,10 @@ def texts_of(name: str) -> dict[str, str]:
     Returns:
         Descriptions by dotted name.
     """
-    return {f"algo.{n}": t for n, t in (meanings_of(ALGORITHMS[name]) if name in ALGORITHMS else {}).items()}
+    return {
+        f"algo.{n}": t
+        for n, t in (meanings_of(ALGORITHMS[name]) if name in ALGORITHMS else {}).items()
+    }
 
 
 ARGUMENTS, ENTRY = (
@@ -103,7 +131,8 @@ def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
         function: Function.
 
     Returns:
-        Keys by name, with the default `REQUIRED` where an argument has none; `OTHERS` stands for any other name.
+        Keys by name, with the default `REQUIRED` where an argument has none; `OTHERS` stands for
+        any other name.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

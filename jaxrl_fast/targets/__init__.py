@@ -1,1 +1,3 @@
-"""Compiling for accelerators that this machine does not have, and the compiler's analysis of the program."""
+"""Compiling for accelerators that this machine does not have, and the compiler's analysis of the
+program.
+"""

@@ -1,4 +1,6 @@
-"""Accelerators for which programs can be compiled without a device, their compilers, and their names."""
+"""Accelerators for which programs can be compiled without a device, their compilers, and their
+names.
+"""
 
 import os
 import re
@@ -22,7 +24,8 @@ class Chip(NamedTuple):
         platform: XLA's name of its compiler.
         memory_bytes: Memory of one device.
         bandwidth: Memory bandwidth in bytes per second.
-        product_flops: FLOP per second in matrix products of float32 arrays with JAX's default precision.
+        product_flops: FLOP per second in matrix products of float32 arrays with JAX's default
+            precision.
         devices_per_host: Devices of a usual machine.
         description: XLA's ``GpuTargetConfigProto`` as text; empty if a topology is sufficient.
     """
@@ -50,17 +53,22 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-"""An H100 SXM: NVIDIA's H100 data sheet, and the CUDA programming guide's limits of compute capability 9.0."""
+"""An H100 SXM: NVIDIA's H100 data sheet, and the CUDA programming guide's limits of compute
+capability 9.0.
+"""
 H200 = H100.replace("3352320000000", "4800000000000").replace("84942979072", "150754820096")
-"""The same chip with more and faster memory (NVIDIA's H200 data sheet; its size as the driver reports it)."""
+"""The same chip with more and faster memory (NVIDIA's H200 data sheet; its size as the driver
+reports it).
+"""
 
 CHIPS = {
     "h100": Chip("H100 SXM", "cuda", 84_942_979_072, 3.352e12, 494.7e12, 8, H100),
     "h200": Chip("H200 SXM", "cuda", 150_754_820_096, 4.8e12, 494.7e12, 8, H200),
     "tpu-v5e": Chip("TPU v5e", "tpu", 17_179_869_184, 8.19e11, 197e12, 8),
 }
-"""Products of float32 arrays: on an H100 or H200 in TF32, 494.7 TFLOP/s; on a TPU v5e in bfloat16, 197 TFLOP/s
-(Google's and NVIDIA's data sheets). A TPU runs a program without launching kernels one by one.
+"""Products of float32 arrays: on an H100 or H200 in TF32, 494.7 TFLOP/s; on a TPU v5e in bfloat16,
+197 TFLOP/s (Google's and NVIDIA's data sheets). A TPU runs a program without launching kernels one
+by one.
 """
 
 
@@ -100,17 +108,23 @@ def parse_target(word: str) -> Target:
     """
     name, _, size = word.partition(":")
     if name not in CHIPS:
-        raise ConfigError(f"target={word}: write {', '.join(CHIPS)}, with a number of devices as in h100:8, or {THIS}")
+        raise ConfigError(
+            f"target={word}: write {', '.join(CHIPS)}, with a number of devices as in h100:8, or {THIS}"
+        )
     chip = CHIPS[name]
     size = size or ("1x1" if chip.platform == "tpu" else "1")
     if chip.platform == "tpu":
         if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", size):
-            raise ConfigError(f"target={word}: write the rows and columns of devices, as in tpu-v5e:2x4")
+            raise ConfigError(
+                f"target={word}: write the rows and columns of devices, as in tpu-v5e:2x4"
+            )
         number = prod(map(int, size.split("x")))
         return Target(word, chip, number, f"v5e:{SMALLEST_TPU if number == 1 else size}")
     most, number = chip.devices_per_host, int(size) if size.isdecimal() else 0
     if number < 1 or (number > most and number % most):
-        raise ConfigError(f"target={word}: write a number of devices up to {most}, or a multiple of {most}")
+        raise ConfigError(
+            f"target={word}: write a number of devices up to {most}, or a multiple of {most}"
+        )
     return Target(word, chip, number, f"1x{-(-number // most)}x{min(number, most)}")
 
 
@@ -125,7 +139,9 @@ def devices_of(target: Target) -> list[jax.Device]:
     """
     if target.chip.platform == "cuda":
         text = target.chip.description
-        found = topologies.get_topology_desc(platform="cuda", target_config=text, topology=target.topology)
+        found = topologies.get_topology_desc(
+            platform="cuda", target_config=text, topology=target.topology
+        )
     else:
         found = topologies.get_topology_desc(target.topology, target.chip.platform)
     return list(found.devices)[: target.num_devices]
@@ -162,7 +178,8 @@ def python_for(platform: str) -> Path:
 
 
 def places() -> list[Path]:
-    """Return where the virtual environment may be: the user's folder, else in the checkout and the working directory.
+    """Return where the virtual environment may be: the user's folder, else in the checkout and the
+    working directory.
 
     Returns:
         Folders in the order of the search.
@@ -182,11 +199,14 @@ def has_compiler(platform: str) -> bool:
         True if it can.
     """
     package = PLUGINS[platform].rpartition(".")[0]
-    return (not package or find_spec(package) is not None) and find_spec(PLUGINS[platform]) is not None
+    return (not package or find_spec(package) is not None) and find_spec(
+        PLUGINS[platform]
+    ) is not None
 
 
 def compile_only(dump: Path) -> dict[str, str]:
-    """Return the environment variables of a process that compiles for absent devices and dumps XLA's analysis.
+    """Return the environment variables of a process that compiles for absent devices and dumps
+    XLA's analysis.
 
     Args:
         dump: Folder of the dumps.
@@ -195,13 +215,21 @@ def compile_only(dump: Path) -> dict[str, str]:
         All variables of the process.
     """
     # Without a device XLA cannot ask CUB for the memory of a sort of at least 32,768 numbers.
-    flags = compile_here(dump)["XLA_FLAGS"] + " --xla_gpu_deviceless_cub_mode=DEVICELESS_CUB_DISABLED"
-    own = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "JAXRL_FAST_CACHE": "off", "XLA_FLAGS": flags}
+    flags = (
+        compile_here(dump)["XLA_FLAGS"] + " --xla_gpu_deviceless_cub_mode=DEVICELESS_CUB_DISABLED"
+    )
+    own = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "JAXRL_FAST_CACHE": "off",
+        "XLA_FLAGS": flags,
+    }
     return {**os.environ, **own}
 
 
 def compile_here(dump: Path) -> dict[str, str]:
-    """Return the environment variables with which XLA dumps its analysis of the programs it compiles.
+    """Return the environment variables with which XLA dumps its analysis of the programs it
+    compiles.
 
     Args:
         dump: Folder of the dumps.
@@ -211,4 +239,7 @@ def compile_here(dump: Path) -> dict[str, str]:
     """
     flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text --xla_gpu_collect_cost_model_stats=true"
     # XLA does not analyze a program that it loads from disk.
-    return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(), "JAXRL_FAST_CACHE": "off"}
+    return {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
+        "JAXRL_FAST_CACHE": "off",
+    }

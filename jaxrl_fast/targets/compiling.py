@@ -49,8 +49,10 @@ class Room(NamedTuple):
     Attributes:
         needed_bytes: Bytes that the run needs.
         limit_bytes: Bytes available.
-        largest_buffer_size: Largest capacity of replay with all else unchanged; None without replay.
-        largest_num_envs: Lower bound of the environments that are possible, if everything but replay grows with them.
+        largest_buffer_size: Largest capacity of replay with all else unchanged; None without
+            replay.
+        largest_num_envs: Lower bound of the environments that are possible, if everything but
+            replay grows with them.
     """
 
     needed_bytes: float
@@ -59,7 +61,9 @@ class Room(NamedTuple):
     largest_num_envs: int
 
 
-def stored_replay(options: Mapping[str, Any], graph: Graph, placed: Placement, state: TrainState) -> Stored | None:
+def stored_replay(
+    options: Mapping[str, Any], graph: Graph, placed: Placement, state: TrainState
+) -> Stored | None:
     """Return the size of a run's replay buffer.
 
     Args:
@@ -77,7 +81,9 @@ def stored_replay(options: Mapping[str, Any], graph: Graph, placed: Placement, s
     index = next(i for i, group in enumerate(placed.groups) if set(holders) & set(group.fragments))
     leaves = [leaf for name in holders for leaf in jax.tree.leaves(state.private[name])]
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    return Stored(int(options["buffer_size"]), index, size_bytes / len(placed.groups[index].devices))
+    return Stored(
+        int(options["buffer_size"]), index, size_bytes / len(placed.groups[index].devices)
+    )
 
 
 def room_of(costs: Sequence[ProgramCost], stored: Stored | None, num_envs: int, chip: Chip) -> Room:
@@ -99,7 +105,10 @@ def room_of(costs: Sequence[ProgramCost], stored: Stored | None, num_envs: int, 
         fixed[stored.group] = stored.size_bytes
         free = limit - needed[stored.group]
         buffer_size = int(stored.buffer_size * max(0.0, 1 + free / stored.size_bytes))
-    widths = [int(num_envs * max(0.0, limit - fixed[g]) / max(1.0, size - fixed[g])) for g, size in needed.items()]
+    widths = [
+        int(num_envs * max(0.0, limit - fixed[g]) / max(1.0, size - fixed[g]))
+        for g, size in needed.items()
+    ]
     return Room(max(needed.values()), limit, buffer_size, min(widths))
 
 
@@ -163,7 +172,9 @@ def placement_for(run: Run, target: Target) -> str:
         ConfigError: The run sets a number of devices in addition to the target's.
     """
     if run.devices is not None:
-        raise ConfigError(f"devices={run.devices}: the target sets their number ({target.name}): leave it out")
+        raise ConfigError(
+            f"devices={run.devices}: the target sets their number ({target.name}): leave it out"
+        )
     if run.placement != AUTO:
         return run.placement
     return "fused" if target.num_devices == 1 else "data_parallel"
@@ -196,11 +207,17 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     state = jax.eval_shape(program.init, keys, algorithm.hyper)
     costs = costs_of(compiled, placed, plan.ticks_per_chunk, target, dump)
     rounds = rounds_of(graph, agent, plan.steps_per_tick)
-    room = room_of(costs, stored_replay(run.algo_options, graph, placed, state), env.num_envs, target.chip)
-    return ForTarget(graph, placed, state, compiled, plan.ticks_per_chunk, costs, rounds, room, compile_s)
+    room = room_of(
+        costs, stored_replay(run.algo_options, graph, placed, state), env.num_envs, target.chip
+    )
+    return ForTarget(
+        graph, placed, state, compiled, plan.ticks_per_chunk, costs, rounds, room, compile_s
+    )
 
 
-def costs_of(compiled: Any, placed: Placement, ticks: int, target: Target, dump: Path) -> tuple[ProgramCost, ...]:
+def costs_of(
+    compiled: Any, placed: Placement, ticks: int, target: Target, dump: Path
+) -> tuple[ProgramCost, ...]:
     """Return the cost of each compiled program of a run, without steps on the host.
 
     Args:
@@ -213,7 +230,9 @@ def costs_of(compiled: Any, placed: Placement, ticks: int, target: Target, dump:
     Returns:
         The costs.
     """
-    group_of = {name: index for index, group in enumerate(placed.groups) for name in group.fragments}
+    group_of = {
+        name: index for index, group in enumerate(placed.groups) for name in group.fragments
+    }
     costs = []
     for fragments, step, calls in compiled_parts(compiled, tuple(group_of), ticks):
         if isinstance(step, jax.stages.Compiled):
@@ -236,4 +255,11 @@ def rounds_of(graph: Graph, agent: BoundAgent, steps_per_tick: int) -> Rounds:
         The repetitions.
     """
     sampling, learning = (tuple(tagged(graph, tag)) for tag in (SAMPLING, LEARNING))
-    return Rounds(agent.rollout_length, agent.updates_per_tick, agent.batch_size, steps_per_tick, sampling, learning)
+    return Rounds(
+        agent.rollout_length,
+        agent.updates_per_tick,
+        agent.batch_size,
+        steps_per_tick,
+        sampling,
+        learning,
+    )

@@ -16,9 +16,23 @@ from rich.table import Table
 
 from jaxrl_fast.runtime.placements import Placement
 from jaxrl_fast.settings.schema import ConfigError, read_word
-from jaxrl_fast.targets.accelerators import CHIPS, THIS, Chip, Target, compile_only, parse_target, python_for
+from jaxrl_fast.targets.accelerators import (
+    CHIPS,
+    THIS,
+    Chip,
+    Target,
+    compile_only,
+    parse_target,
+    python_for,
+)
 from jaxrl_fast.targets.compiling import ForTarget, Room, Rounds, costs_of
-from jaxrl_fast.targets.program_cost import FLOORS_US, SHORT_US, ProgramCost, by_group, kernels_a_round
+from jaxrl_fast.targets.program_cost import (
+    FLOORS_US,
+    SHORT_US,
+    ProgramCost,
+    by_group,
+    kernels_a_round,
+)
 from jaxrl_fast.training.progress import si
 from jaxrl_fast.tuning.trial import Ready
 from jaxrl_fast.views.description import byte_size, plain
@@ -34,10 +48,23 @@ def launch_table(costs: Sequence[ProgramCost]) -> Table:
     Returns:
         The table.
     """
-    columns = (">devices", ">kernels", ">graphs", ">alone", ">host waits", ">GFLOP*", ">GB moved", ">memory")
+    columns = (
+        ">devices",
+        ">kernels",
+        ">graphs",
+        ">alone",
+        ">host waits",
+        ">GFLOP*",
+        ">GB moved",
+        ">memory",
+    )
     table = new_table("programs, a tick, each device", *columns)
     for cost in costs:
-        launches = ("-", "-", "-") if cost.launches is None else (f"{number:,.0f}" for number in cost.launches)
+        launches = (
+            ("-", "-", "-")
+            if cost.launches is None
+            else (f"{number:,.0f}" for number in cost.launches)
+        )
         table.add_row(
             ", ".join(cost.fragments),
             str(cost.num_devices),
@@ -51,7 +78,8 @@ def launch_table(costs: Sequence[ProgramCost]) -> Table:
 
 
 def band_table(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> Table:
-    """Build a table with a row per assumed kernel time: the duration of a tick and the resulting rates.
+    """Build a table with a row per assumed kernel time: the duration of a tick and the resulting
+    rates.
 
     Args:
         costs: Costs of the programs.
@@ -61,15 +89,21 @@ def band_table(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> 
     Returns:
         The table.
     """
-    table = new_table("if a kernel takes at least", ">ms a tick", ">steps/s", ">updates/s", ">frames/s")
+    table = new_table(
+        "if a kernel takes at least", ">ms a tick", ">steps/s", ">updates/s", ">frames/s"
+    )
     for name, us in band(costs):
-        rates = [n / us * 1e6 for n in (rounds.env_steps, rounds.updates, rounds.updates * rounds.batch_size)]
+        rates = [
+            n / us * 1e6
+            for n in (rounds.env_steps, rounds.updates, rounds.updates * rounds.batch_size)
+        ]
         table.add_row(name, f"{us / 1e3:.3g}", *map(si, rates))
     return table
 
 
 def band(costs: Sequence[ProgramCost]) -> list[tuple[str, float]]:
-    """Estimate the duration of a tick. Programs of a group run one after another, groups at the same time.
+    """Estimate the duration of a tick. Programs of a group run one after another, groups at the
+    same time.
 
     Args:
         costs: Costs of the programs.
@@ -78,7 +112,10 @@ def band(costs: Sequence[ProgramCost]) -> list[tuple[str, float]]:
         ``(assumption, microseconds)`` for each assumed kernel time.
     """
     named = [("nothing (roofline)", [(c.group, c.roofline_us) for c in costs])]
-    named += [(f"{floor:g} µs", [(c.group, c.busy_us[i]) for c in costs]) for i, floor in enumerate(FLOORS_US)]
+    named += [
+        (f"{floor:g} µs", [(c.group, c.busy_us[i]) for c in costs])
+        for i, floor in enumerate(FLOORS_US)
+    ]
     return [(name, max(by_group(pairs).values())) for name, pairs in named]
 
 
@@ -101,7 +138,9 @@ def cost_lines(result: ForTarget) -> list[str]:
                 f"not deterministic there: {len(cost.unordered)} scatters of {name} add in the order of threads "
                 "(XLA_FLAGS=--xla_gpu_deterministic_ops=true makes them wait for each other)"
             )
-    short = sum(c.short_share * c.kernels for c in result.costs) / max(1.0, sum(c.kernels for c in result.costs))
+    short = sum(c.short_share * c.kernels for c in result.costs) / max(
+        1.0, sum(c.kernels for c in result.costs)
+    )
     lines += [
         f"{short:.0%} of the kernels would run for less than {SHORT_US:g} µs: their number determines the time",
         "* of matrix products. The band does not include products tuned on the device, the time of a launch there, the "
@@ -128,7 +167,11 @@ def round_lines(result: ForTarget) -> list[str]:
         for cost in result.costs
         if name in cost.fragments
     ]
-    return [f"{name}: {number:.0f} kernels and copies in each {what}" for name, number, what in kernels if number]
+    return [
+        f"{name}: {number:.0f} kernels and copies in each {what}"
+        for name, number, what in kernels
+        if number
+    ]
 
 
 def collective_lines(costs: Sequence[ProgramCost]) -> list[str]:
@@ -143,7 +186,11 @@ def collective_lines(costs: Sequence[ProgramCost]) -> list[str]:
     lines = []
     for cost in costs:
         for found in cost.collectives:
-            often = "in a loop of unknown length" if found.runs is None else f"{found.runs:g} times a tick"
+            often = (
+                "in a loop of unknown length"
+                if found.runs is None
+                else f"{found.runs:g} times a tick"
+            )
             lines.append(
                 f"{', '.join(cost.fragments)}: {found.instructions} {found.kind}, {often}, "
                 f"{byte_size(found.size_bytes)} together each time"
@@ -164,9 +211,14 @@ def memory_lines(room: Room) -> list[str]:
     sizes = f"memory: {needed} of the {limit} that JAX takes by default of each device"
     if room.needed_bytes >= room.limit_bytes:
         return [f"{sizes}: too much: write a smaller num_envs or algo.buffer_size"]
-    lines = [sizes, f"  enough for at least num_envs={room.largest_num_envs:,}, if all but replay grows with it"]
+    lines = [
+        sizes,
+        f"  enough for at least num_envs={room.largest_num_envs:,}, if all but replay grows with it",
+    ]
     if room.largest_buffer_size is not None:
-        lines.append(f"  the largest replay in the remaining memory: algo.buffer_size={room.largest_buffer_size:,}")
+        lines.append(
+            f"  the largest replay in the remaining memory: algo.buffer_size={room.largest_buffer_size:,}"
+        )
     return lines
 
 
@@ -183,7 +235,9 @@ def cost_facts(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> 
     """
 
     def each(fragments: tuple[str, ...], number: int) -> dict[str, float | None]:
-        return {n: kernels_a_round(c, n, number) for c in costs for n in c.fragments if n in fragments}
+        return {
+            n: kernels_a_round(c, n, number) for c in costs for n in c.fragments if n in fragments
+        }
 
     return {
         "name": target.name,
@@ -236,10 +290,14 @@ def explain_elsewhere(words: Sequence[str], target: str, folder: Path) -> int:
     found = []
     for width in widths:
         own = folder / f"num_envs_{width}"
-        status = run_once([*rest, f"num_envs={width}", f"target={target}", f"out={own}"], target, quiet=True)
+        status = run_once(
+            [*rest, f"num_envs={width}", f"target={target}", f"out={own}"], target, quiet=True
+        )
         if status:
             return status
-        found.append((width, json.loads((own / "graph.json").read_text(encoding="utf-8"))["target"]))
+        found.append(
+            (width, json.loads((own / "graph.json").read_text(encoding="utf-8"))["target"])
+        )
         print(f"num_envs={width}: compiled in {found[-1][1]['compile_s']:.0f} s", flush=True)
     print_widths(found)
     print(f"written: {folder}/num_envs_*/graph.json")
@@ -258,10 +316,16 @@ def asked_widths(words: Sequence[str]) -> list[int]:
     Raises:
         ConfigError: An entry of the list is not a number.
     """
-    given = [word.partition("=")[2] if "," in word else str(read_word(word)[1]) for word in words if _is_width(word)]
+    given = [
+        word.partition("=")[2] if "," in word else str(read_word(word)[1])
+        for word in words
+        if _is_width(word)
+    ]
     parts = given[-1].split(",") if given else []
     if len(parts) > 1 and not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"num_envs={given[-1]}: write numbers with commas between them, as in num_envs=64,1024")
+        raise ConfigError(
+            f"num_envs={given[-1]}: write numbers with commas between them, as in num_envs=64,1024"
+        )
     return [int(part) for part in parts] if len(parts) > 1 else []
 
 
@@ -293,7 +357,8 @@ def run_once(words: Sequence[str], target: str, *, quiet: bool = False) -> int:
 
 
 def is_compilers_talk(line: str) -> bool:
-    """Return whether a line is XLA's logging, such as ``W1123 08:42:03.615707   20162 sort.cc:929]``.
+    """Return whether a line is XLA's logging, such as
+    ``W1123 08:42:03.615707   20162 sort.cc:929]``.
 
     Args:
         line: Line of stderr.
@@ -311,7 +376,14 @@ def print_widths(results: Sequence[tuple[int, dict[str, Any]]]) -> None:
     Args:
         results: ``(num_envs, cost_facts)`` by width.
     """
-    columns = (">steps a tick", ">kernels a tick", ">ms at 1 µs", ">ms at 4 µs", ">steps/s", ">memory")
+    columns = (
+        ">steps a tick",
+        ">kernels a tick",
+        ">ms at 1 µs",
+        ">ms at 4 µs",
+        ">steps/s",
+        ">memory",
+    )
     table = new_table("by width", *columns)
     for width, facts in results:
         us = dict(zip(("roofline", *facts["floors_us"]), facts["tick_us"], strict=True))
@@ -336,7 +408,9 @@ REPEATS = 5
 ENOUGH_S = 10.0
 
 
-def compare_here(ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *, warmup_ticks: int) -> dict[str, Any]:
+def compare_here(
+    ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *, warmup_ticks: int
+) -> dict[str, Any]:
     """Measure a run here, and print the result next to XLA's prediction if there is one.
 
     Args:
@@ -351,8 +425,13 @@ def compare_here(ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *,
     """
     measured = measure_ticks(ready, warmup_ticks)
     low_s, tick_s, high_s = (f(measured["tick_s"]) for f in (min, statistics.median, max))
-    rates = [n / tick_s for n in (rounds.env_steps, rounds.updates, rounds.updates * rounds.batch_size)]
-    kind, number = jax.devices()[0].device_kind, len({d for group in placed.groups for d in group.devices})
+    rates = [
+        n / tick_s for n in (rounds.env_steps, rounds.updates, rounds.updates * rounds.batch_size)
+    ]
+    kind, number = (
+        jax.devices()[0].device_kind,
+        len({d for group in placed.groups for d in group.devices}),
+    )
     print(
         f"measured on {number} {kind}: {1e3 * tick_s:.3g} ms a tick "
         f"[{1e3 * low_s:.3g}, {1e3 * high_s:.3g}], {si(rates[0])} steps/s, "
@@ -361,7 +440,9 @@ def compare_here(ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *,
     facts = {"name": THIS, "chip": kind, "num_devices": number, "measured": measured}
     chip = chip_here()
     if chip is None:
-        print(f"no prediction for {kind}: write target=h100 for the cost of the programs on an H100")
+        print(
+            f"no prediction for {kind}: write target=h100 for the cost of the programs on an H100"
+        )
         return facts
     target = Target(THIS, chip, number, "")
     costs = costs_of(ready.run, placed, ready.ticks, target, dump)
@@ -390,7 +471,8 @@ def measure_ticks(ready: Ready, warmup_ticks: int) -> dict[str, Any]:
         warmup_ticks: Ticks before the first update.
 
     Returns:
-        ``tick_s``, seconds per tick of each timed chunk, and ``first_chunk_s``, seconds of the first chunk.
+        ``tick_s``, seconds per tick of each timed chunk, and ``first_chunk_s``, seconds of the
+        first chunk.
     """
     state, seconds = ready.init(), list[float]()
     warm = 1 + warmup_ticks // ready.ticks

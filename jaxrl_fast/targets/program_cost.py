@@ -27,7 +27,14 @@ CONDITION = re.compile(r"^ *condition:$")
 BODY = re.compile(r"^ *body:$")
 METADATA = re.compile(r"thunk_metadata \{\s*thunk_info \{(.*?)\n  \}", re.DOTALL)
 GRAPH, LOOP, CHOICE, SEQUENCE = "kCommandBuffer", "kWhile", "kConditional", "kSequential"
-HOST_ONLY = {"kSequential", "kPartitionId", "kReplicaId", "kGroupStart", "kAsyncDone", "kCollectiveDone"}
+HOST_ONLY = {
+    "kSequential",
+    "kPartitionId",
+    "kReplicaId",
+    "kGroupStart",
+    "kAsyncDone",
+    "kCollectiveDone",
+}
 """Steps that start nothing on the device."""
 
 
@@ -37,7 +44,8 @@ class Launches(NamedTuple):
     Attributes:
         graphs: CUDA graphs that it launches.
         alone: Kernels and copies that it launches one by one.
-        host_syncs: How often it waits for the device to decide the next step: a branch, or a loop of dynamic length.
+        host_syncs: How often it waits for the device to decide the next step: a branch, or a loop
+            of dynamic length.
     """
 
     graphs: float
@@ -59,7 +67,9 @@ def count_launches(thunks: str, metadata: str, trips: Mapping[str, float]) -> La
         The launches.
     """
     names, totals = thunk_names(metadata), dict.fromkeys(Launches._fields, 0.0)
-    blocks: list[tuple[int, float]] = []  # depth of each step with inner steps, and how often these run
+    blocks: list[
+        tuple[int, float]
+    ] = []  # depth of each step with inner steps, and how often these run
     for depth, number, kind in steps_of_host(thunks):
         while blocks and depth <= blocks[-1][0]:
             blocks.pop()
@@ -75,7 +85,8 @@ def count_launches(thunks: str, metadata: str, trips: Mapping[str, float]) -> La
 
 
 def steps_of_host(thunks: str) -> Iterator[tuple[int, int, str]]:
-    """Iterate over the thunks, without conditions of loops, which never run if the iterations are static.
+    """Iterate over the thunks, without conditions of loops, which never run if the iterations are
+    static.
 
     Args:
         thunks: XLA's dump ``thunk_sequence``.
@@ -104,14 +115,27 @@ def thunk_names(metadata: str) -> dict[int, str]:
     """
     names = {}
     for info in METADATA.findall(metadata):
-        number, name = re.search(r"thunk_id: (\d+)", info), re.search(r'profile_annotation: "([^"]*)"', info)
+        number, name = (
+            re.search(r"thunk_id: (\d+)", info),
+            re.search(r'profile_annotation: "([^"]*)"', info),
+        )
         if name:
             names[int(number[1]) if number else 0] = name[1]
     return names
 
 
 NO_KERNEL = {
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"),
+    *(
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "while",
+        "conditional",
+        "call",
+        "after-all",
+    ),
     *("partition-id", "replica-id", "opt-barrier", "async-done", "add-dependency"),
 }
 """Instructions that start nothing on the device."""
@@ -141,7 +165,8 @@ class Kernel(NamedTuple):
         opcode: Its operation.
         scope: Fragment that it belongs to; "" for the program as a whole.
         runs: Runs in one call of the program.
-        flops: FLOP of its matrix products and convolutions in a run; other arithmetic is not counted.
+        flops: FLOP of its matrix products and convolutions in a run; other arithmetic is not
+            counted.
         moved_bytes: Bytes read and written in a run; of a slice or gather, only the slices.
         model_us: Microseconds of a run by XLA's model of the device; None without an estimate.
     """
@@ -172,12 +197,15 @@ def kernels_of(text: Text, scopes: Sequence[str]) -> list[Kernel]:
         named = [scope_of(i, scopes) for i in own]
         usual = Counter(scope for scope in named if scope).most_common(1)
         inherited = usual[0][0] if len(set(filter(None, named))) == 1 else ""
-        found += [_kernel(text, i, around, runs, s or inherited) for i, s in zip(own, named, strict=True)]
+        found += [
+            _kernel(text, i, around, runs, s or inherited) for i, s in zip(own, named, strict=True)
+        ]
     return found
 
 
 def starts_something(instruction: Instruction) -> bool:
-    """Return whether an instruction starts a kernel, copy or collective; of an asynchronous pair, the start does.
+    """Return whether an instruction starts a kernel, copy or collective; of an asynchronous pair,
+    the start does.
 
     Args:
         instruction: Instruction.
@@ -278,7 +306,9 @@ def _kernel(text: Text, i: Instruction, around: Named, runs: float, scope: str) 
 
 def _read(operand: Instruction, users: list[Instruction]) -> int:
     """Count the bytes read of an operand: only the slices, if it is only sliced or updated."""
-    if all(user.opcode in {*SLICING, *UPDATED} and user.operands[0] == operand.name for user in users):
+    if all(
+        user.opcode in {*SLICING, *UPDATED} and user.operands[0] == operand.name for user in users
+    ):
         return sum(array_bytes(user.shape) for user in users if user.opcode in SLICING)
     return array_bytes(operand.shape)
 
@@ -288,7 +318,9 @@ def _written(result: Instruction, around: Named) -> int:
         return sum(_written(around[name], around) for name in result.operands)
     if result.opcode == "bitcast" and result.operands[0] in around:
         return _written(around[result.operands[0]], around)
-    update = around.get(result.operands[UPDATED[result.opcode]]) if result.opcode in UPDATED else None
+    update = (
+        around.get(result.operands[UPDATED[result.opcode]]) if result.opcode in UPDATED else None
+    )
     return array_bytes((update or result).shape)
 
 
@@ -320,8 +352,10 @@ class ProgramCost(NamedTuple):
         memory_bytes: Memory while it runs.
         temporary_bytes: Temporary part of the memory.
         aliased_bytes: Part of the memory that inputs and outputs share.
-        big_copies: Copies of more than `BIG_COPY_BYTES` in every tick. (A TPU also changes layouts between chunks.)
-        unordered: Scatters that sum in the order of threads, so that results round differently each time.
+        big_copies: Copies of more than `BIG_COPY_BYTES` in every tick. (A TPU also changes layouts
+            between chunks.)
+        unordered: Scatters that sum in the order of threads, so that results round differently each
+            time.
     """
 
     fragments: tuple[str, ...]
@@ -392,7 +426,11 @@ def cost_of(
         program_bytes(compiled),
         getattr(memory, "temp_size_in_bytes", None),
         getattr(memory, "alias_size_in_bytes", None),
-        tuple(f"{k.name} ({k.scope})" for k in kernels if k.opcode == "copy" and k.runs >= 1 and k.moved_bytes > big),
+        tuple(
+            f"{k.name} ({k.scope})"
+            for k in kernels
+            if k.opcode == "copy" and k.runs >= 1 and k.moved_bytes > big
+        ),
         unordered_scatters(text),
     )
 
@@ -440,7 +478,8 @@ def by_round(kernels: Sequence[Kernel]) -> dict[str, float]:
 def kernels_a_round(cost: ProgramCost, fragment: str, rounds: float) -> float | None:
     """Return a fragment's kernels in each of a tick's rounds (updates, or steps of environments).
 
-    Kernels of loops within a round are counted by their runs. A loop may be unrolled by up to `UNROLLED` rounds.
+    Kernels of loops within a round are counted by their runs. A loop may be unrolled by up to
+    `UNROLLED` rounds.
 
     Args:
         cost: Cost of the program.
@@ -465,8 +504,15 @@ def unordered_scatters(text: Text) -> tuple[str, ...]:
     Returns:
         Names of instructions.
     """
-    found = [i for instructions in text.computations.values() for i in instructions if i.opcode == "scatter"]
-    return tuple(i.name for i in found if "unique_indices=true" not in i.notes and _adds(i.notes, text))
+    found = [
+        i
+        for instructions in text.computations.values()
+        for i in instructions
+        if i.opcode == "scatter"
+    ]
+    return tuple(
+        i.name for i in found if "unique_indices=true" not in i.notes and _adds(i.notes, text)
+    )
 
 
 def _adds(notes: str, text: Text) -> bool:
@@ -477,13 +523,22 @@ def _adds(notes: str, text: Text) -> bool:
 
 
 def _launches(dumped: tuple[str, str], text: Text, calls: float) -> Launches:
-    loops = [i for instructions in text.computations.values() for i in instructions if i.opcode == "while"]
+    loops = [
+        i
+        for instructions in text.computations.values()
+        for i in instructions
+        if i.opcode == "while"
+    ]
     trips = {loop.name: trips for loop in loops if (trips := trip_count(loop)) is not None}
     counted = count_launches(*dumped, trips)
     return Launches(*(calls * number for number in counted))
 
 
-AFTER, BEFORE, DUMP_METADATA = "thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt", "thunk_metadata.txt"
+AFTER, BEFORE, DUMP_METADATA = (
+    "thunk_sequence_after_thunk_passes.txt",
+    "thunk_sequence.txt",
+    "thunk_metadata.txt",
+)
 
 
 def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
@@ -500,8 +555,13 @@ def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
     if not found:
         return None
     stem = str(found[-1]).removesuffix(DUMP_METADATA)
-    after, before = Path(stem + AFTER), Path(stem + BEFORE)  # XLA omits the first if the passes changed nothing
-    return (after if after.exists() else before).read_text(encoding="utf-8"), found[-1].read_text(encoding="utf-8")
+    after, before = (
+        Path(stem + AFTER),
+        Path(stem + BEFORE),
+    )  # XLA omits the first if the passes changed nothing
+    return (after if after.exists() else before).read_text(encoding="utf-8"), found[-1].read_text(
+        encoding="utf-8"
+    )
 
 
 def module_name(hlo: str) -> str:

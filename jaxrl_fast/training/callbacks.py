@@ -1,6 +1,7 @@
 """Callbacks of a run, given by its caller, and the one that handles Ctrl-C and SIGTERM.
 
-The training loop calls the fields of `Calls`. `with_callbacks` composes the ones that few runs have into these fields.
+The training loop calls the fields of `Calls`. `with_callbacks` composes the ones that few runs have
+into these fields.
 """
 
 import signal
@@ -27,14 +28,17 @@ Row = dict[str, Any]
 
 
 RATES = ("sampling_hz", "update_hz", "update_frame_hz")
-"""Columns of a row with rates: environment steps, gradient updates and samples in updates per second."""
+"""Columns of a row with rates: environment steps, gradient updates and samples in updates per
+second.
+"""
 
 
 class MeanRates:
-    """Averages the rates of a run's chunks: over those with updates, or over all until there is one.
+    """Averages the rates of a run's chunks: over those with updates, or over all until there is
+    one.
 
-    All chunks of a run have the same number of steps. This is the one speed of a run that lines and pages show; the
-    rows of ``metrics.csv`` are of single chunks.
+    All chunks of a run have the same number of steps. This is the one speed of a run that lines and
+    pages show; the rows of ``metrics.csv`` are of single chunks.
 
     Attributes:
         learns: Whether there were updates.
@@ -51,34 +55,41 @@ class MeanRates:
             added = np.array([1.0, row["update_hz"], row["update_frame_hz"], 1.0])
             added[1:] /= row["sampling_hz"]  # each chunk counts as one unit of steps
             self.sums = added + (self.sums if learns == self.learns else 0.0)
-            self.learns, self.now = learns, dict(zip(RATES, (self.sums[:3] / self.sums[3]).tolist(), strict=True))
+            self.learns, self.now = (
+                learns,
+                dict(zip(RATES, (self.sums[:3] / self.sums[3]).tolist(), strict=True)),
+            )
         return self.now
 
 
 OnMetrics = Callable[[Row], None]
-"""``(row)``: called with each new row of a run's history, the columns of ``metrics.csv`` or of an evaluation. The
-row must not be changed.
+"""``(row)``: called with each new row of a run's history, the columns of ``metrics.csv`` or of an
+evaluation. The row must not be changed.
 """
 
 
 OnNewPolicy = Callable[[], None]
-"""Called when the newest evaluated policy was written to ``policy/`` in the run's folder. Training waits for it, so
-it must be quick.
+"""Called when the newest evaluated policy was written to ``policy/`` in the run's folder. Training
+waits for it, so it must be quick.
 """
 
 
 OnLastPolicy = Callable[[Policy], None]
-"""``(policy)``: called with the last policy of a run, which the result contains and ``policy/`` stores."""
+"""``(policy)``: called with the last policy of a run, which the result contains and ``policy/``
+stores.
+"""
 
 
 class Evaluation(NamedTuple):
     """Result of an evaluation of all ``S`` seeds, for `OnEval`.
 
     Attributes:
-        env_steps: Environment steps of each seed when its policy was copied. Training may have continued since then.
+        env_steps: Environment steps of each seed when its policy was copied. Training may have
+            continued since then.
         returns: Undiscounted returns, ``[S, episodes]``.
         length: Steps of the episodes, ``[S, episodes]``.
-        success: Whether the episodes ended in a success, bool ``[S, episodes]``; None if the environment reports none.
+        success: Whether the episodes ended in a success, bool ``[S, episodes]``; None if the
+            environment reports none.
         policy_of: ``(seed) -> policy``, the evaluated policy of a seed, from 0.
     """
 
@@ -113,23 +124,28 @@ class EndedEpisodes(NamedTuple):
 
 
 OnEval = Callable[[Evaluation], None]
-"""``(evaluation)``: called when an evaluation is recorded, after its policy was written. Training waits for it."""
+"""``(evaluation)``: called when an evaluation is recorded, after its policy was written. Training
+waits for it.
+"""
 
 
 OnCheckpoint = Callable[[Path], None]
-"""``(path)``: called when a checkpoint is complete, in the thread that writes checkpoints. Training continues. The
-folder is not removed before the call returns. An error ends the run at the next checkpoint, or at its end.
+"""``(path)``: called when a checkpoint is complete, in the thread that writes checkpoints. Training
+continues. The folder is not removed before the call returns. An error ends the run at the next
+checkpoint, or at its end.
 """
 
 
 OnEpisodeEnd = Callable[[EndedEpisodes], None]
-"""``(episodes)``: called after each chunk in which training episodes ended, once for all of them. Training waits for
-it.
+"""``(episodes)``: called after each chunk in which training episodes ended, once for all of them.
+Training waits for it.
 """
 
 
 Tell = Callable[[str], None]
-"""``(line)``: shows a message to the user, for instance by printing it. The line has no line break at its end."""
+"""``(line)``: shows a message to the user, for instance by printing it. The line has no line break
+at its end.
+"""
 
 
 def to_stderr(line: str) -> None:
@@ -142,27 +158,30 @@ def to_stderr(line: str) -> None:
 
 
 ShouldStop = Callable[[], bool]
-"""``() -> bool``: whether the run should stop early. It is called often, so it must be quick. After the first True
-it must always return True.
+"""``() -> bool``: whether the run should stop early. It is called often, so it must be quick. After
+the first True it must always return True.
 """
 
 
 BetweenChunks = Callable[[TrainState, np.ndarray], TrainState | None]
-"""``(state, scores) -> state``: reads the state after every chunk, before its checkpoint, and may change it.
+"""``(state, scores) -> state``: reads the state after every chunk, before its checkpoint, and may
+change it.
 
-``state`` is the complete state of the run, leaves ``[S, ...]`` with several seeds, else without that axis.
-``scores`` ``[S]`` are the mean returns of the last evaluation, empty before the first. The result is the state to
-continue with, for instance with other hyper-parameters (``state.hyper``) or network parameters, or None for no
-change. The next chunk overwrites the buffers of the state, so copy what you need.
+``state`` is the complete state of the run, leaves ``[S, ...]`` with several seeds, else without
+that axis. ``scores`` ``[S]`` are the mean returns of the last evaluation, empty before the first.
+The result is the state to continue with, for instance with other hyper-parameters (``state.hyper``)
+or network parameters, or None for no change. The next chunk overwrites the buffers of the state, so
+copy what you need.
 """
 
 
 class Listeners(NamedTuple):
-    """Pages and pictures that follow a run in its folder. The training loop does not depend on them.
+    """Pages and pictures that follow a run in its folder. The training loop does not depend on
+    them.
 
     Attributes:
-        on_start: ``(folder, job, state, run)``, before the first chunk, with `RunFolder`, `Job`, state and compiled
-            chunk.
+        on_start: ``(folder, job, state, run)``, before the first chunk, with `RunFolder`, `Job`,
+            state and compiled chunk.
         on_row: ``(folder)``, after each row of the history.
         on_finish: ``(folder, policy)``, when the last policy was written.
         on_end: ``(run_dir, tell)``, when all files are closed, also after an error.
@@ -197,12 +216,13 @@ class Calls(NamedTuple):
         evaluate: Replaces the run's evaluation; None for none.
         tell: Shows messages to the user.
         listeners: Pages and pictures in the run's folder.
-        on_evaluation: ``(evaluations, snapshot, totals [S, episodes])``, called in all processes when an evaluation is
-            recorded, with `Evaluations` and the evaluated `Snapshot`.
+        on_evaluation: ``(evaluations, snapshot, totals [S, episodes])``, called in all processes
+            when an evaluation is recorded, with `Evaluations` and the evaluated `Snapshot`.
         on_checkpoint: Called in the thread that writes checkpoints.
         last: Called with the last policy.
-        ended_by: ``(scores [S]) -> setting``, the name of the setting by which a run ends whose last evaluation has
-            these scores, "" to go on. Pure, so that a resumed run ends at the same chunk.
+        ended_by: ``(scores [S]) -> setting``, the name of the setting by which a run ends whose
+            last evaluation has these scores, "" to go on. Pure, so that a resumed run ends at the
+            same chunk.
     """
 
     on_metrics: OnMetrics | None = None
@@ -212,7 +232,9 @@ class Calls(NamedTuple):
     evaluate: Callable[..., EpisodeTotals] | None = None
     tell: Tell = to_stderr
     listeners: Listeners = Listeners()
-    on_evaluation: Callable[[Any, Any, EpisodeTotals], None] = lambda evaluations, snapshot, totals: None
+    on_evaluation: Callable[[Any, Any, EpisodeTotals], None] = (
+        lambda evaluations, snapshot, totals: None
+    )
     on_checkpoint: OnCheckpoint = lambda path: None
     last: LastPolicyCalls = LastPolicyCalls()
     ended_by: Callable[[np.ndarray], str] = lambda scores: ""
@@ -288,7 +310,9 @@ def with_callbacks(
         calls = calls._replace(on_evaluation=_evaluation_for(on_eval))
     if on_checkpoint is not None:
         if run_dir is None or not job.options.checkpoints.keep:
-            raise ValueError("on_checkpoint needs checkpoints: write run_dir=..., and checkpoint.keep of at least 1")
+            raise ValueError(
+                "on_checkpoint needs checkpoints: write run_dir=..., and checkpoint.keep of at least 1"
+            )
         calls = calls._replace(on_checkpoint=_naming_its_errors(on_checkpoint))
     if on_episode_end is not None:
         calls = calls._replace(on_metrics=_with_episodes(calls.on_metrics, on_episode_end))
@@ -327,7 +351,11 @@ def _with_episodes(on_metrics: OnMetrics | None, on_episode_end: OnEpisodeEnd) -
             of_seeds = row.get("seeds", [row])
             names = ("episodes", "episode_return", "episode_length")
             number, *means = ([seed[name] for seed in of_seeds] for name in names)
-            on_episode_end(EndedEpisodes(row["env_steps"], np.array(number), *(np.array(x, float) for x in means)))
+            on_episode_end(
+                EndedEpisodes(
+                    row["env_steps"], np.array(number), *(np.array(x, float) for x in means)
+                )
+            )
 
     return call
 
@@ -349,12 +377,16 @@ def check_stop(stop_return: float | None, asked: EvalOptions) -> None:
         return
     _require_evaluations(STOP_RETURN, asked)
     if asked.beside:
-        raise ValueError(f"{STOP_RETURN} evaluates between chunks: leave eval.beside out, or write eval.beside=false")
+        raise ValueError(
+            f"{STOP_RETURN} evaluates between chunks: leave eval.beside out, or write eval.beside=false"
+        )
 
 
 def _require_evaluations(what: str, asked: EvalOptions) -> None:
     if asked.every == 0:
-        raise ValueError(f"{what} needs evaluations, and eval.every=0 makes none: leave one of them out")
+        raise ValueError(
+            f"{what} needs evaluations, and eval.every=0 makes none: leave one of them out"
+        )
 
 
 def reached(stop_return: float | None, scores: Sequence[float] | np.ndarray) -> bool:
@@ -382,17 +414,25 @@ def stopping_at_return(calls: Calls, job: Any, stop_return: float) -> Calls:
         The callbacks.
 
     Raises:
-        ValueError: The run cannot be stopped by its evaluations, or the resumed run has reached the return.
+        ValueError: The run cannot be stopped by its evaluations, or the resumed run has reached the
+            return.
     """
     check_stop(stop_return, job.options.eval)
     if job.resumed is not None and reached(stop_return, job.resumed.progress["scores"]):
-        raise ValueError(describe_reached(stop_return, job.resumed.description.path, job.resumed.progress))
+        raise ValueError(
+            describe_reached(stop_return, job.resumed.description.path, job.resumed.progress)
+        )
 
     def on_evaluation(evaluations: Any, snapshot: Any, totals: EpisodeTotals) -> None:
         calls.on_evaluation(evaluations, snapshot, totals)
         if reached(stop_return, evaluations.recorder.scores):
-            score, steps = evaluations.recorder.score(), f"{snapshot.env_steps:,} of {job.options.total_steps:,} steps"
-            evaluations.calls.tell(f"greedy return {score:.6g} reached {STOP_RETURN}={stop_return:g} after {steps}")
+            score, steps = (
+                evaluations.recorder.score(),
+                f"{snapshot.env_steps:,} of {job.options.total_steps:,} steps",
+            )
+            evaluations.calls.tell(
+                f"greedy return {score:.6g} reached {STOP_RETURN}={stop_return:g} after {steps}"
+            )
 
     def ended_by(scores: np.ndarray) -> str:
         return STOP_RETURN if reached(stop_return, scores) else ""
@@ -421,8 +461,9 @@ def describe_reached(stop_return: float, checkpoint: Path, progress: Row) -> str
 class StopSignal:
     """Handler of Ctrl-C and SIGTERM, and a `ShouldStop`.
 
-    The first signal stops the run after its chunk, or at once if nothing was trained. The second ends the process at
-    once. In a command, ending means to exit; in a program, which only gives Ctrl-C away, to raise `KeyboardInterrupt`.
+    The first signal stops the run after its chunk, or at once if nothing was trained. The second
+    ends the process at once. In a command, ending means to exit; in a program, which only gives
+    Ctrl-C away, to raise `KeyboardInterrupt`.
     """
 
     def __init__(self, *, in_program: bool = False) -> None:
@@ -442,14 +483,17 @@ class StopSignal:
         print("\nstopping after this chunk; press Ctrl-C again to stop at once", file=sys.stderr)
 
     def ignore(self) -> None:
-        """Restore the default handlers, so that the next signal ends the process, or interrupts the program."""
+        """Restore the default handlers, so that the next signal ends the process, or interrupts the
+        program.
+        """
         for number, handler in self.after.items():
             signal.signal(number, handler)
 
     def _leave(self, number: int, frame: FrameType | None) -> NoReturn:
         """Raise `SystemExit` until it is effective, or `KeyboardInterrupt` in a program.
 
-        Python drops exceptions raised in a finalizer or in a callback of its garbage collector (JAX has one).
+        Python drops exceptions raised in a finalizer or in a callback of its garbage collector (JAX
+        has one).
         """
 
         if self.after[signal.Signals(number)] is signal.default_int_handler:
@@ -457,7 +501,8 @@ class StopSignal:
 
         def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
             if dropped.exc_value is leaving:
-                # Not a thread: its start waits, and the signal could arrive here, where it would be lost.
+                # Not a thread: its start waits, and the signal could arrive here, where it would be
+                # lost.
                 signal.signal(signal.SIGALRM, lambda _, frame: self._leave(number, frame))
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
             else:
@@ -474,7 +519,8 @@ class StopSignal:
 
 @contextmanager
 def stopping_at_ctrl_c(should_stop: ShouldStop) -> Iterator[ShouldStop]:
-    """Let Ctrl-C stop a run of a program as a true ``should_stop`` does, and raise `KeyboardInterrupt` after the block.
+    """Let Ctrl-C stop a run of a program as a true ``should_stop`` does, and raise
+    `KeyboardInterrupt` after the block.
 
     Only in the main thread, and only if the program has Python's own handler of Ctrl-C.
 

@@ -1,10 +1,11 @@
 """The files of a checkpoint: written completely or not at all, and verified before they are read.
 
-A checkpoint is a folder ``checkpoints/<environment steps>``, which gets this name when all of it is on disk::
+A checkpoint is a folder ``checkpoints/<environment steps>``, which gets this name when all of it is
+on disk::
 
     description.json   the run's settings and progress, and a digest of every file
-    state/             Orbax: parameters, optimizers, statistics, environments, PRNG keys, channels that cross a tick
-    replay/            Orbax: the replay buffer, in the newest checkpoint only
+    state/             Orbax: parameters, optimizers, statistics, environments, PRNG keys, channels
+    that cross a tick replay/            Orbax: the replay buffer, in the newest checkpoint only
 
 Nothing read from a checkpoint is executed: arrays are numbers, and everything else is JSON.
 """
@@ -89,14 +90,17 @@ class CheckpointFacts(NamedTuple):
         return self.left_out or (saved and not (self.path / "replay").exists())
 
 
-def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapping[str, Any]) -> Path:
+def write(
+    folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapping[str, Any]
+) -> Path:
     """Write a checkpoint, and name it when it is complete.
 
     Args:
         folder: Folder of the checkpoints.
         steps: Environment steps of the state, the name of the checkpoint.
         arrays: Arrays by name.
-        content: Fields of `CheckpointFacts` other than ``path``, ``arrays``, ``files`` and ``versions``.
+        content: Fields of `CheckpointFacts` other than ``path``, ``arrays``, ``files`` and
+            ``versions``.
 
     Returns:
         Path of the checkpoint.
@@ -105,13 +109,21 @@ def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapp
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        _require_space(unfinished / "room", sum(array.nbytes for array in arrays.values()) + SMALL_FILES)
+        _require_space(
+            unfinished / "room", sum(array.nbytes for array in arrays.values()) + SMALL_FILES
+        )
         for part in PARTS:
             _save_arrays(unfinished / part, _of_part(part, arrays, content["refills"]))
-        described = {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()}
-        files = {p.relative_to(unfinished).as_posix(): p for p in unfinished.rglob("*") if p.is_file()}
+        described = {
+            name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()
+        }
+        files = {
+            p.relative_to(unfinished).as_posix(): p for p in unfinished.rglob("*") if p.is_file()
+        }
         digests = {name: _digest_of_file(path) for name, path in files.items()}
-        _write_description(unfinished, {**content, "arrays": described, "files": digests, "versions": versions()})
+        _write_description(
+            unfinished, {**content, "arrays": described, "files": digests, "versions": versions()}
+        )
         if finished.exists():
             discard(finished)
         os.replace(unfinished, finished)
@@ -131,7 +143,9 @@ def set_score(path: Path, score: float, progress: Mapping[str, Any]) -> None:
     """
     content = read_description(path)._asdict()
     del content["path"]
-    _write_description(path, {**content, "score": score, "progress": {**content["progress"], **progress}})
+    _write_description(
+        path, {**content, "score": score, "progress": {**content["progress"], **progress}}
+    )
 
 
 def read_description(path: Path) -> CheckpointFacts:
@@ -155,7 +169,11 @@ def read_description(path: Path) -> CheckpointFacts:
         raise _damaged(path, "description.json is missing") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, f"description.json cannot be read: {one_line(error)}") from error
-    raise _damaged(path, "description.json has changed") if version == FORMAT_VERSION else _outdated(path, version)
+    raise (
+        _damaged(path, "description.json has changed")
+        if version == FORMAT_VERSION
+        else _outdated(path, version)
+    )
 
 
 def _outdated(path: Path, version: Any) -> CheckpointError:
@@ -164,7 +182,8 @@ def _outdated(path: Path, version: Any) -> CheckpointError:
 
 
 def verify(description: CheckpointFacts) -> None:
-    """Check that no file of a checkpoint is missing or has changed. A lost replay buffer is not checked.
+    """Check that no file of a checkpoint is missing or has changed. A lost replay buffer is not
+    checked.
 
     Args:
         description: Description of the checkpoint.
@@ -178,7 +197,9 @@ def verify(description: CheckpointFacts) -> None:
         try:
             found = _digest_of_file(description.path / name)
         except OSError as error:
-            raise _damaged(description.path, f"{name} cannot be read: {error.strerror or error}") from error
+            raise _damaged(
+                description.path, f"{name} cannot be read: {error.strerror or error}"
+            ) from error
         if found != digest:
             raise _damaged(description.path, f"{name} has changed")
 
@@ -196,7 +217,8 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
         CheckpointError: A file is missing or has changed.
     """
     path, arrays = description.path, {}
-    # Verified first, since Orbax and TensorStore print long tracebacks from threads for unreadable files.
+    # Verified first, since Orbax and TensorStore print long tracebacks from threads for unreadable
+    # files.
     verify(description)
     refills, lost = description.refills, description.replay_lost
     wanted = {n: d for n, d in description.arrays.items() if not (lost and is_replay(n, refills))}
@@ -209,7 +231,9 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
     return with_variances(arrays)
 
 
-def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) -> dict[str, np.ndarray]:
+def snapshot(
+    state: TrainState, refills: Iterable[str], *, replay: bool = True
+) -> dict[str, np.ndarray]:
     """Copy a state's arrays to the host. All processes must call it.
 
     Arrays are copied one at a time, since gathering needs a whole copy on every device.
@@ -222,7 +246,9 @@ def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) 
     Returns:
         Arrays by name.
     """
-    leaves = {name: leaf for name, leaf in named(state).items() if replay or not is_replay(name, refills)}
+    leaves = {
+        name: leaf for name, leaf in named(state).items() if replay or not is_replay(name, refills)
+    }
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()
@@ -230,11 +256,15 @@ def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) 
 
 
 def restore(
-    state: TrainState, description: CheckpointFacts, arrays: Mapping[str, np.ndarray], new_rates: Iterable[str] = ()
+    state: TrainState,
+    description: CheckpointFacts,
+    arrays: Mapping[str, np.ndarray],
+    new_rates: Iterable[str] = (),
 ) -> TrainState:
     """Replace the arrays of a run's first state by a checkpoint's, on the host.
 
-    Arrays of a replay buffer that was not saved, and hyper-parameters in ``new_rates``, are not replaced.
+    Arrays of a replay buffer that was not saved, and hyper-parameters in ``new_rates``, are not
+    replaced.
 
     Args:
         state: First state of the run.
@@ -248,14 +278,20 @@ def restore(
     Raises:
         CheckpointError: Names, shapes or dtypes of the arrays differ from this run's.
     """
-    ours = tuple(f"hyper.{rate}." for rate in new_rates)  # a schedule has more names after the point
+    ours = tuple(
+        f"hyper.{rate}." for rate in new_rates
+    )  # a schedule has more names after the point
     arrays = {name: array for name, array in arrays.items() if not f"{name}.".startswith(ours)}
     leaves = [name for name in named(state) if not f"{name}.".startswith(ours)]
     missing = {n for n in leaves if n not in arrays and not is_replay(n, description.refills)}
     strange = {n for n in arrays if n not in leaves and not n.startswith(BESIDE)}
     for name in sorted(missing | strange)[:1]:
-        owner, other = ("this run", "the checkpoint") if name in missing else ("the checkpoint", "this run")
-        raise CheckpointError(f"checkpoint {description.path} is incompatible: {owner} has {name}, {other} does not")
+        owner, other = (
+            ("this run", "the checkpoint") if name in missing else ("the checkpoint", "this run")
+        )
+        raise CheckpointError(
+            f"checkpoint {description.path} is incompatible: {owner} has {name}, {other} does not"
+        )
 
     def put(path: tuple, leaf: jax.Array) -> Any:
         name = name_of(path)
@@ -273,7 +309,8 @@ def restore(
 
 
 def discard(path: Path) -> None:
-    """Remove a folder. It is renamed first, so that no process reads a partial folder under its name.
+    """Remove a folder. It is renamed first, so that no process reads a partial folder under its
+    name.
 
     Args:
         path: Folder.
@@ -307,7 +344,9 @@ def sizes(state: TrainState, refills: Iterable[str]) -> tuple[int, int]:
         Bytes of the state without its replay buffer, and bytes of the replay buffer.
     """
     replay = {name: leaf.nbytes for name, leaf in named(state).items() if is_replay(name, refills)}
-    return sum(leaf.nbytes for leaf in named(state).values()) - sum(replay.values()), sum(replay.values())
+    return sum(leaf.nbytes for leaf in named(state).values()) - sum(replay.values()), sum(
+        replay.values()
+    )
 
 
 def versions() -> dict[str, str]:
@@ -330,19 +369,28 @@ def others(folder: Path, but: str = "") -> str:
         Text for an error message.
     """
     found = [str(folder / str(steps)) for steps in reversed(all_steps(folder)) if str(steps) != but]
-    return f"resume another, such as resume={found[0]}" if found else "there is no other checkpoint of this run"
+    return (
+        f"resume another, such as resume={found[0]}"
+        if found
+        else "there is no other checkpoint of this run"
+    )
 
 
 def _write_description(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
-    with replacing(path / "description.json") as temporary, temporary.open("w", encoding="utf-8") as file:
+    with (
+        replacing(path / "description.json") as temporary,
+        temporary.open("w", encoding="utf-8") as file,
+    ):
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
 
 def _require_space(path: Path, size: int) -> None:
-    """Raise OSError without space for ``size`` bytes, before Orbax's threads fail and print tracebacks."""
+    """Raise OSError without space for ``size`` bytes, before Orbax's threads fail and print
+    tracebacks.
+    """
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
@@ -356,7 +404,10 @@ def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         import orbax.checkpoint as ocp
 
         with _checkpointer() as orbax:
-            orbax.save(path.absolute(), args=ocp.args.PyTreeSave({n: a for n, a in arrays.items() if a.size}))
+            orbax.save(
+                path.absolute(),
+                args=ocp.args.PyTreeSave({n: a for n, a in arrays.items() if a.size}),
+            )
 
 
 def _load_arrays(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -379,13 +430,18 @@ def _checkpointer() -> Any:
     # One process: Orbax would wait for the others, which write nothing and read at other times.
     own = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-    # Uncompressed: the size that is printed before is exact, and compression would take cores from training.
+    # Uncompressed: the size that is printed before is exact, and compression would take cores from
+    # training.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone)
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _of_part(part: str, by_name: Mapping[str, Any], refills: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name, value in by_name.items() if is_replay(name, refills) == (part == "replay")}
+    return {
+        name: value
+        for name, value in by_name.items()
+        if is_replay(name, refills) == (part == "replay")
+    }
 
 
 def _digest_of_file(path: Path) -> str:
@@ -398,7 +454,9 @@ def _digest_of(content: PyTree) -> str:
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path} is damaged ({why}): {others(path.parent, but=path.name)}")
+    return CheckpointError(
+        f"checkpoint {path} is damaged ({why}): {others(path.parent, but=path.name)}"
+    )
 
 
 FOLDER = "checkpoints"
@@ -412,11 +470,17 @@ class Checkpointer:
     Attributes:
         refills: Names of the fragments with a replay buffer.
         newest: Path of the newest checkpoint, or None.
-        unscored: Environment steps of checkpoints that may still get a score and are retained until then.
+        unscored: Environment steps of checkpoints that may still get a score and are retained until
+            then.
     """
 
     def __init__(
-        self, folder: Path, plan: Checkpoints, settings: Mapping[str, Any], refills: Sequence[str], calls: Calls
+        self,
+        folder: Path,
+        plan: Checkpoints,
+        settings: Mapping[str, Any],
+        refills: Sequence[str],
+        calls: Calls,
     ) -> None:
         self.folder, self.plan, self.settings, self.calls = folder, plan, dict(settings), calls
         self.refills = list(refills)
@@ -426,12 +490,18 @@ class Checkpointer:
         self._pending: Future | None = None
 
     def save(
-        self, steps: int, state: TrainState, progress: Row, score: float | None, beside: Row | None = None
+        self,
+        steps: int,
+        state: TrainState,
+        progress: Row,
+        score: float | None,
+        beside: Row | None = None,
     ) -> None:
         """Copy the state, which the next chunk will overwrite, and write it during training.
 
-        Every process must call it; process 0 writes. ``score`` is the mean return of this state, None if it is not
-        evaluated or not yet (`add_score`). ``beside`` are more arrays, whose names begin with `BESIDE`.
+        Every process must call it; process 0 writes. ``score`` is the mean return of this state,
+        None if it is not evaluated or not yet (`add_score`). ``beside`` are more arrays, whose
+        names begin with `BESIDE`.
         """
         self.wait()
         arrays = snapshot(state, self.refills, replay=self.plan.replay) | dict(beside or {})
@@ -440,11 +510,19 @@ class Checkpointer:
         if any(waiting["env_steps"] == steps for waiting in progress.get("snapshots", [])):
             self.unscored.add(steps)
         left_out = not self.plan.replay and sizes(state, self.refills)[1] > 0
-        content = dict(settings=self.settings, progress=progress, score=score, refills=self.refills, left_out=left_out)
+        content = dict(
+            settings=self.settings,
+            progress=progress,
+            score=score,
+            refills=self.refills,
+            left_out=left_out,
+        )
         self._pending = self._worker.submit(self._write, steps, arrays, content)
 
     def add_score(self, steps: int, score: float, progress: Mapping[str, Any]) -> None:
-        """Store the mean return of the state saved after ``steps``, and changes of its ``progress``."""
+        """Store the mean return of the state saved after ``steps``, and changes of its
+        ``progress``.
+        """
         if hosts.is_first() and steps in self.unscored:
             self.wait()
             self._pending = self._worker.submit(self._score, steps, score, dict(progress))
@@ -457,8 +535,14 @@ class Checkpointer:
         if isinstance(error, CallbackError):
             raise error.cause
         if error is not None:
-            last = f"the last good checkpoint is {self.newest}" if self.newest else "there is no checkpoint yet"
-            self.calls.tell(f"a checkpoint could not be written to {self.folder} ({one_line(error)}): {last}")
+            last = (
+                f"the last good checkpoint is {self.newest}"
+                if self.newest
+                else "there is no checkpoint yet"
+            )
+            self.calls.tell(
+                f"a checkpoint could not be written to {self.folder} ({one_line(error)}): {last}"
+            )
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -482,8 +566,8 @@ class Checkpointer:
 def prune(folder: Path, keep: int, unscored: Collection[int] = ()) -> None:
     """Remove old checkpoints, and old replay buffers.
 
-    The newest ``keep``, the one with the best score and the ``unscored`` remain. Only the newest retains its replay
-    buffer.
+    The newest ``keep``, the one with the best score and the ``unscored`` remain. Only the newest
+    retains its replay buffer.
 
     Args:
         folder: Folder of the checkpoints.
@@ -507,7 +591,11 @@ def remove_stale(folder: Path, after: int | None = None) -> None:
         folder: Folder of the checkpoints.
         after: Remove checkpoints after this number of environment steps; None removes none.
     """
-    for path in [*folder.glob("*.unfinished"), *folder.glob("*.rubbish"), *folder.glob("*/*.rubbish")]:
+    for path in [
+        *folder.glob("*.unfinished"),
+        *folder.glob("*.rubbish"),
+        *folder.glob("*/*.rubbish"),
+    ]:
         shutil.rmtree(path, ignore_errors=True)
     for steps in all_steps(folder):
         if after is not None and steps > after:
@@ -528,7 +616,9 @@ def find(path: Path) -> Path:
     """
     if (path / "description.json").exists() or path.parent.name == FOLDER:
         if not (path / "description.json").exists():
-            raise CheckpointError(f"{path} is not a complete checkpoint: {others(path.parent, but=path.name)}")
+            raise CheckpointError(
+                f"{path} is not a complete checkpoint: {others(path.parent, but=path.name)}"
+            )
         return path
     steps = all_steps(path / FOLDER)
     if not steps:
@@ -537,14 +627,20 @@ def find(path: Path) -> Path:
 
 
 def _instead(path: Path) -> str:
-    """Suggest the newest run of the same environment with a checkpoint, next to a run that ended before its first."""
+    """Suggest the newest run of the same environment with a checkpoint, next to a run that ended
+    before its first.
+    """
     if (path / "sweep.json").exists():
         return f", but a sweep's: write python -m jaxrl_fast.sweep resume={path}"
     config = path.resolve() / "config.yaml"
     if not config.exists():
         return ": write the folder of a run, such as runs/latest"
     env = "".join(config.read_text(encoding="utf-8").partition("\nalgo:")[:2])
-    same = [one.parent for one in path.resolve().parent.glob("*/config.yaml") if one.read_text("utf-8").startswith(env)]
+    same = [
+        one.parent
+        for one in path.resolve().parent.glob("*/config.yaml")
+        if one.read_text("utf-8").startswith(env)
+    ]
     runs = sorted(run for run in same if all_steps(run / FOLDER))
     found = f"resume={runs[-1]} has one" if runs else f"repeat it with config={path}/config.yaml"
     return f", since the run ended before its first one: {found}"

@@ -17,11 +17,24 @@ from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.datasets import Dataset, episodes_in, join, made_here, named_leaves
 from jaxrl_fast.learning.host_sampling import HostRecord, as_rollout
 from jaxrl_fast.learning.rollout import SamplerState, start, unroll
-from jaxrl_fast.policy.policies import Policy, PolicyParams, built_again, by_name, from_names, require_policy
+from jaxrl_fast.policy.policies import (
+    Policy,
+    PolicyParams,
+    built_again,
+    by_name,
+    from_names,
+    require_policy,
+)
 from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
-from jaxrl_fast.training.episodes import act_by_step, evaluation_limit, host_seed, steps_on_host, tell_limit
+from jaxrl_fast.training.episodes import (
+    act_by_step,
+    evaluation_limit,
+    host_seed,
+    steps_on_host,
+    tell_limit,
+)
 
 MAX_ENVS, MAX_HOST_ENVS = 64, 16
 """Most environments that play episodes at the same time, compiled and on the host."""
@@ -29,7 +42,9 @@ CHUNK_STEPS = 256
 """Steps of each compiled environment between two transfers to host memory."""
 
 
-def collect_episodes(policy: Policy, env: VecEnv | HostEnv, *, episodes: int, seed: int = 0) -> Dataset:
+def collect_episodes(
+    policy: Policy, env: VecEnv | HostEnv, *, episodes: int, seed: int = 0
+) -> Dataset:
     """Play whole episodes and return all their steps.
 
     Args:
@@ -53,7 +68,11 @@ def collect_episodes(policy: Policy, env: VecEnv | HostEnv, *, episodes: int, se
     key = jax.random.fold_in(jax.random.key(seed), 0xC011)
     found: list[Transition] = []
     given = key, episodes, limit
-    rounds = _compiled_rounds(policy, env, *given) if isinstance(env, VecEnv) else _host_rounds(policy, env, *given)
+    rounds = (
+        _compiled_rounds(policy, env, *given)
+        if isinstance(env, VecEnv)
+        else _host_rounds(policy, env, *given)
+    )
     for rollout in rounds:
         found += [_first_episode(rollout, e, limit) for e in range(rollout.reward.shape[1])]
     about = {"algo": policy.made_by.get("algo", "own"), "seed": seed, **made_here()}
@@ -61,7 +80,9 @@ def collect_episodes(policy: Policy, env: VecEnv | HostEnv, *, episodes: int, se
 
 
 def _first_episode(rollout: Transition, env: int, limit: int) -> Transition:
-    """Return the first episode of an environment, or its first steps if it is longer than ``limit``."""
+    """Return the first episode of an environment, or its first steps if it is longer than
+    ``limit``.
+    """
     done = (rollout.terminated | rollout.truncated)[:, env]
     length = min(int(np.argmax(done)) + 1 if done.any() else len(done), limit)
     return jax.tree.map(lambda x: x[:length, env], rollout)
@@ -71,18 +92,26 @@ def _joined(parts: list[Transition]) -> Transition:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def _compiled_rounds(policy: Policy, env: VecEnv, key: jax.Array, episodes: int, limit: int) -> Iterator[Transition]:
+def _compiled_rounds(
+    policy: Policy, env: VecEnv, key: jax.Array, episodes: int, limit: int
+) -> Iterator[Transition]:
     """Yield steps ``[T, E, ...]`` with at least an episode of each environment."""
     if env.env is None:
-        raise ValueError("this environment cannot be copied to collect data: make it with jaxrl_fast.vectorize")
+        raise ValueError(
+            "this environment cannot be copied to collect data: make it with jaxrl_fast.vectorize"
+        )
     own = vectorize(env.env, num_envs=min(episodes, MAX_ENVS))
 
     def act(params: PyTree, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
         action, carry = policy.act_arrays(params, carry, obs, first, key)
         return action, carry, Extras({}, {})
 
-    def chunk(params: PyTree, state: SamplerState, key: jax.Array) -> tuple[SamplerState, Transition]:
-        return unroll(own, lambda *given: act(params, *given), state, key, min(CHUNK_STEPS, limit))[:2]
+    def chunk(
+        params: PyTree, state: SamplerState, key: jax.Array
+    ) -> tuple[SamplerState, Transition]:
+        return unroll(own, lambda *given: act(params, *given), state, key, min(CHUNK_STEPS, limit))[
+            :2
+        ]
 
     begin = jax.jit(lambda key: start(own, policy.initial_carry(own.num_envs), key))
     run = jax.jit(chunk, compiler_options=acting_options())
@@ -96,19 +125,25 @@ def _compiled_rounds(policy: Policy, env: VecEnv, key: jax.Array, episodes: int,
         yield _joined(parts)
 
 
-def _host_rounds(policy: Policy, env: HostEnv, key: jax.Array, episodes: int, limit: int) -> Iterator[Transition]:
+def _host_rounds(
+    policy: Policy, env: HostEnv, key: jax.Array, episodes: int, limit: int
+) -> Iterator[Transition]:
     """Yield steps ``[T, E, ...]`` with at least an episode of each environment."""
     act, num_envs = act_by_step(policy), min(episodes, MAX_HOST_ENVS)
     with closing(env.another(num_envs)) as own:
         for number in range(-(-episodes // num_envs)):
             seed = host_seed(jax.random.fold_in(key, number))
             records, finished = list[HostRecord](), np.zeros(num_envs, bool)
-            for record in islice(steps_on_host(act, policy.initial_carry, own, policy.params, seed), limit):
+            for record in islice(
+                steps_on_host(act, policy.initial_carry, own, policy.params, seed), limit
+            ):
                 records.append(record)
                 finished |= record.step.terminated | record.step.truncated
                 if finished.all():
                     break
-            yield as_rollout(jax.tree.map(lambda *steps: np.stack(steps), *records), Extras({}, {}))[0]
+            yield as_rollout(
+                jax.tree.map(lambda *steps: np.stack(steps), *records), Extras({}, {})
+            )[0]
 
 
 def policy_at(path: Path, policy: Policy, algorithm: Algorithm) -> Policy:
@@ -131,7 +166,11 @@ def policy_at(path: Path, policy: Policy, algorithm: Algorithm) -> Policy:
     leaves = {}
     for name, wanted in by_name(policy.params).items():
         kind, *rest = name.split("/")
-        inner = [rest[0], "params", agent.acts[rest[0]], *rest[1:]] if kind == "parts" else ["statistics", "obs", *rest]
+        inner = (
+            [rest[0], "params", agent.acts[rest[0]], *rest[1:]]
+            if kind == "parts"
+            else ["statistics", "obs", *rest]
+        )
         found = arrays.get(".".join(["channels", *inner]))
         if found is None or found.shape[found.ndim - wanted.ndim :] != wanted.shape:
             raise CheckpointError(f"checkpoint {path} has no {name} of this policy: write another")
@@ -161,8 +200,14 @@ def stored_steps(path: Path, spec: EnvSpec) -> Dataset:
     if not description.refills or description.replay_lost:
         raise CheckpointError(f"checkpoint {path} has no replay buffer: leave replay=true out")
     arrays = checkpoints.read_arrays(description)
-    rewards = [name for name in arrays if name.startswith("private.experience.") and name.endswith("data.reward")]
-    rewards = [name for name in rewards if ".recorded." not in name]  # of a run with data, the steps that it sampled
+    rewards = [
+        name
+        for name in arrays
+        if name.startswith("private.experience.") and name.endswith("data.reward")
+    ]
+    rewards = [
+        name for name in rewards if ".recorded." not in name
+    ]  # of a run with data, the steps that it sampled
     if len(rewards) != 1:
         raise CheckpointError(f"checkpoint {path} stores images only once: leave replay=true out")
     prefix = rewards[0].removesuffix("data.reward")
@@ -187,5 +232,8 @@ def stored_steps(path: Path, spec: EnvSpec) -> Dataset:
     outcome: Any = in_time("action"), in_time("reward"), observed("next_obs"), *flags
     fields: Any = observed("obs"), *outcome, np.zeros_like(flags[0]), Extras({}, {})
     rollout = Transition(*fields)
-    about = {"algo": description.settings.get("algo", "own"), "replay": f"of {description.path.name} steps"}
+    about = {
+        "algo": description.settings.get("algo", "own"),
+        "replay": f"of {description.path.name} steps",
+    }
     return join(episodes_in(rollout), spec, {**about, **made_here()})

@@ -19,7 +19,13 @@ from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.host_sampling import HostRecord
 from jaxrl_fast.learning.io_callback_env import as_one_group
-from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, require_policy, with_sampled_actions
+from jaxrl_fast.policy.policies import (
+    Policy,
+    PolicyParams,
+    make_policy,
+    require_policy,
+    with_sampled_actions,
+)
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.program_store import Jit, Store, compile_stored, trace
@@ -28,8 +34,8 @@ from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training.callbacks import to_stderr
 
 STEP_LIMIT, LONGEST = 10_000, 200_000
-"""Time limit in steps of an evaluation episode in an environment without one, and the longest time limit that counts as
-one.
+"""Time limit in steps of an evaluation episode in an environment without one, and the longest time
+limit that counts as one.
 """
 
 
@@ -53,10 +59,14 @@ def tell_limit(limit: int | None, tell: Callable[[str], None] = to_stderr) -> No
         tell: Shows messages to the user.
     """
     if limit is not None and limit > LONGEST:
-        tell(f"evaluation episodes end after {STEP_LIMIT:,} steps: the time limit of {limit:,} is too long for them")
+        tell(
+            f"evaluation episodes end after {STEP_LIMIT:,} steps: the time limit of {limit:,} is too long for them"
+        )
 
 
-def evaluate_policy(policy: Policy, env: VecEnv | HostEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
+def evaluate_policy(
+    policy: Policy, env: VecEnv | HostEnv, key: jax.Array, *, episodes: int = 128
+) -> np.ndarray:
     """Evaluate the greedy policy, each episode in a separate initial state.
 
     Args:
@@ -69,7 +79,8 @@ def evaluate_policy(policy: Policy, env: VecEnv | HostEnv, key: jax.Array, *, ep
         Undiscounted returns ``[episodes]``.
 
     Raises:
-        ValueError: ``episodes`` is not positive, the environment cannot be copied, or the policy is not for it.
+        ValueError: ``episodes`` is not positive, the environment cannot be copied, or the policy is
+            not for it.
     """
     return np.asarray(evaluate_episodes(policy, env, key, episodes=episodes).returns)
 
@@ -103,8 +114,12 @@ def evaluate_episodes(
             totals = evaluate(jax.tree.map(lambda x: x[None], policy.params), key[None])
         return jax.tree.map(lambda x: x[0], totals)
     if env.env is None:
-        raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
-    run = partial(play, policy.act_arrays, policy.initial_carry, vectorize(env.env, num_envs=episodes))
+        raise ValueError(
+            "this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize"
+        )
+    run = partial(
+        play, policy.act_arrays, policy.initial_carry, vectorize(env.env, num_envs=episodes)
+    )
     return jax.jit(run, compiler_options=acting_options())(policy.params, key)
 
 
@@ -131,7 +146,11 @@ class Playing(NamedTuple):
 
 
 def player(
-    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: VecEnv, params: PyTree, key: jax.Array
+    act: Callable[..., Any],
+    initial_carry: Callable[[int], PyTree],
+    env: VecEnv,
+    params: PyTree,
+    key: jax.Array,
 ) -> tuple[Playing, Callable[[Playing], Playing]]:
     """Start an episode in every environment.
 
@@ -147,7 +166,9 @@ def player(
     """
     reset_key, step_key = jax.random.split(key)
     state, obs = env.reset(reset_key)
-    bank = jax.tree.map(lambda x: x[None], (state.env_state, obs))  # only first episodes count: any start will do
+    bank = jax.tree.map(
+        lambda x: x[None], (state.env_state, obs)
+    )  # only first episodes count: any start will do
 
     def step(now: Playing) -> Playing:
         act_key, env_key = jax.random.split(jax.random.fold_in(step_key, now.t))
@@ -160,11 +181,17 @@ def player(
     n = env.num_envs
     success = jnp.zeros(n, bool) if env.env is not None and env.env.success is not None else ()
     totals = no_totals(env.spec, n)._replace(success=success)
-    return Playing(jnp.int32(0), jnp.zeros(n, bool), totals, state, obs, jnp.ones(n, bool), initial_carry(n)), step
+    return Playing(
+        jnp.int32(0), jnp.zeros(n, bool), totals, state, obs, jnp.ones(n, bool), initial_carry(n)
+    ), step
 
 
 def play(
-    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: VecEnv, params: PyTree, key: jax.Array
+    act: Callable[..., Any],
+    initial_carry: Callable[[int], PyTree],
+    env: VecEnv,
+    params: PyTree,
+    key: jax.Array,
 ) -> EpisodeTotals:
     """Play the first episode of every environment. Pure, so that it can be vmapped over ``params``.
 
@@ -182,7 +209,9 @@ def play(
     """
     limit = evaluation_limit(env.spec.max_episode_steps)
     start, step = player(act, initial_carry, env, params, key)
-    totals = jax.lax.while_loop(lambda now: (now.t < limit) & ~jnp.all(now.finished), step, start).totals
+    totals = jax.lax.while_loop(
+        lambda now: (now.t < limit) & ~jnp.all(now.finished), step, start
+    ).totals
     return with_values(env.spec.metrics, totals) if env.spec.metrics else totals
 
 
@@ -226,7 +255,9 @@ def without_untold(totals: EpisodeTotals) -> EpisodeTotals:
     return totals._replace(success=totals.success == 1 if told.any() else ())
 
 
-def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(
+    samples: np.ndarray, *, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
     """Compute the 95 % percentile bootstrap interval of the mean.
 
     Args:
@@ -246,7 +277,8 @@ def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: in
 
 
 def interquartile_mean(samples: np.ndarray) -> float:
-    """Compute the mean of the samples between the quartiles, or of all samples if they are fewer than 4.
+    """Compute the mean of the samples between the quartiles, or of all samples if they are fewer
+    than 4.
 
     Args:
         samples: Samples, ``[n]``.
@@ -267,17 +299,24 @@ def act_by_step(policy: Policy) -> Callable[..., Any]:
         policy: Policy.
 
     Returns:
-        ``(params, carry, obs, first, key, step) -> (actions, carry)``, where ``step`` counts from 0.
+        ``(params, carry, obs, first, key, step) -> (actions, carry)``, where ``step`` counts from
+        0.
     """
 
-    def act(params: PyTree, carry: PyTree, obs: PyTree, first: Any, key: jax.Array, step: int) -> tuple:
+    def act(
+        params: PyTree, carry: PyTree, obs: PyTree, first: Any, key: jax.Array, step: int
+    ) -> tuple:
         return policy.act_arrays(params, carry, obs, first, jax.random.fold_in(key, step))
 
     return jax.jit(act)
 
 
 def steps_on_host(
-    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
+    act: Callable[..., Any],
+    initial_carry: Callable[[int], PyTree],
+    env: HostEnv,
+    params: PyTree,
+    seed: int,
 ) -> Iterator[HostRecord]:
     """Start an episode in every host environment, and iterate over the policy's steps without end.
 
@@ -291,7 +330,9 @@ def steps_on_host(
     Returns:
         Iterator over the steps.
     """
-    return _steps_from(env.reset(seed), act, initial_carry(env.num_envs), env, params, jax.random.key(seed))
+    return _steps_from(
+        env.reset(seed), act, initial_carry(env.num_envs), env, params, jax.random.key(seed)
+    )
 
 
 def _steps_from(
@@ -307,7 +348,11 @@ def _steps_from(
 
 
 def play_on_host(
-    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
+    act: Callable[..., Any],
+    initial_carry: Callable[[int], PyTree],
+    env: HostEnv,
+    params: PyTree,
+    seed: int,
 ) -> EpisodeTotals:
     """Play the first episode of every host environment, as `play`.
 
@@ -330,7 +375,9 @@ def play_on_host(
     for *_, step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
         totals = jax.tree.map(partial(np.where, finished), totals, own)
-        metrics = np.where(finished[:, None], metrics, step.metrics) if env.spec.metrics else metrics
+        metrics = (
+            np.where(finished[:, None], metrics, step.metrics) if env.spec.metrics else metrics
+        )
         done = (step.terminated | step.truncated) & (step.episode_length > 0)
         if env.success is not None and done.any():
             success = np.where(done & ~finished, env.success(), success)
@@ -358,8 +405,9 @@ def host_seed(key: jax.Array) -> int:
 class HostEvaluation:
     """Evaluates policies in host environments, from the same initial states at each call.
 
-    The first call makes an environment for each episode. They remain until `close`, or until one of them raises an
-    error. With ``share``, the environments of the run play the episodes instead, the first episodes of several resets.
+    The first call makes an environment for each episode. They remain until `close`, or until one of
+    them raises an error. With ``share``, the environments of the run play the episodes instead, the
+    first episodes of several resets.
     """
 
     def __init__(self, policy: Policy, env: HostEnv, episodes: int, *, share: bool = False) -> None:
@@ -372,16 +420,26 @@ class HostEvaluation:
         """Evaluate ``params [S, ...]`` with ``keys [S]``, and return totals ``[S, episodes]``."""
         self.made = self.made or (self._shared() if self.share else self.env.another(self.episodes))
         try:
-            rows = [self._play(self.made, jax.tree.map(itemgetter(i), params), key) for i, key in enumerate(keys)]
+            rows = [
+                self._play(self.made, jax.tree.map(itemgetter(i), params), key)
+                for i, key in enumerate(keys)
+            ]
         except BaseException:
             self.close()
             raise
         return without_untold(jax.tree.map(lambda *totals: np.stack(totals), *rows))
 
     def _play(self, env: HostEnv, params: PyTree, key: jax.Array) -> EpisodeTotals:
-        """Play ``episodes`` episodes with one policy, one episode of each environment after a reset."""
-        keys = [key, *(jax.random.fold_in(key, i) for i in range(1, -(-self.episodes // env.num_envs)))]
-        rounds = [play_on_host(self.act, self.initial_carry, env, params, host_seed(own)) for own in keys]
+        """Play ``episodes`` episodes with one policy, one episode of each environment after a
+        reset.
+        """
+        keys = [
+            key,
+            *(jax.random.fold_in(key, i) for i in range(1, -(-self.episodes // env.num_envs))),
+        ]
+        rounds = [
+            play_on_host(self.act, self.initial_carry, env, params, host_seed(own)) for own in keys
+        ]
         return jax.tree.map(lambda *totals: np.concatenate(totals)[: self.episodes], *rounds)
 
     def _shared(self) -> HostEnv:
@@ -396,7 +454,9 @@ class HostEvaluation:
         return env._replace(recv=recv)
 
     def stop(self) -> bool:
-        """End a running evaluation in the environments of the run; return whether to wait for its end."""
+        """End a running evaluation in the environments of the run; return whether to wait for its
+        end.
+        """
         self.stopped = self.share
         return self.share
 
@@ -407,14 +467,17 @@ class HostEvaluation:
             made.close()
 
 
-def evaluation_on_host(policy: Policy, env: HostEnv, episodes: int, *, share: bool = False) -> HostEvaluation:
+def evaluation_on_host(
+    policy: Policy, env: HostEnv, episodes: int, *, share: bool = False
+) -> HostEvaluation:
     """Make the evaluation in host environments.
 
     Args:
         policy: Policy whose parameters are replaced.
         env: Host environment of the run.
         episodes: Number of episodes per seed.
-        share: Play in the environments of ``env``, one episode of each after another, and make no others.
+        share: Play in the environments of ``env``, one episode of each after another, and make no
+            others.
 
     Returns:
         ``(params [S, ...], keys [S]) -> totals [S, episodes]``, to be closed.
@@ -441,8 +504,8 @@ class Snapshot(NamedTuple):
 
 
 Evaluate = Callable[[PolicyParams, bool], EpisodeTotals]
-"""``(params [S, ...], fresh) -> totals [S, episodes]`` in host memory: plays whole episodes with the policies of
-all seeds, from the same initial states at each call, or with ``fresh`` from others.
+"""``(params [S, ...], fresh) -> totals [S, episodes]`` in host memory: plays whole episodes with
+the policies of all seeds, from the same initial states at each call, or with ``fresh`` from others.
 """
 
 
@@ -450,12 +513,13 @@ class PeriodicEvaluation(NamedTuple):
     """The functions that copy and evaluate a run's policies.
 
     Attributes:
-        copy_params: ``(state) -> params``, copies the parameters for acting of all seeds out of a program's state,
-            leaves ``[S, ...]`` in host memory. All processes must call it.
+        copy_params: ``(state) -> params``, copies the parameters for acting of all seeds out of a
+            program's state, leaves ``[S, ...]`` in host memory. All processes must call it.
         evaluate: Plays whole episodes with them.
         policy_of: ``(params [S, ...], seed) -> policy``, the policy of one seed, from 0.
         close: Closes the environments on the host.
-        stop: Ends a running evaluation in the environments of training; returns whether to wait for its end.
+        stop: Ends a running evaluation in the environments of training; returns whether to wait for
+            its end.
     """
 
     copy_params: Callable[[TrainState], PolicyParams]
@@ -478,15 +542,16 @@ def make_periodic_evaluation(
 ) -> PeriodicEvaluation:
     """Make the evaluation of a run.
 
-    Compiled environments: the evaluation is compiled at its first call, or at once if ``ahead`` is given.
+    Compiled environments: the evaluation is compiled at its first call, or at once if ``ahead`` is
+    given.
 
     Args:
         env: Environment of the run.
         algorithm: Algorithm of the run.
         agent: Algorithm bound to the environment.
         keys: One PRNG key per seed, ``[S]``.
-        asked: Number of episodes per seed, whether the host environments of the run play them, and whether actions are
-            sampled.
+        asked: Number of episodes per seed, whether the host environments of the run play them, and
+            whether actions are sampled.
         ahead: Parameters ``[S, ...]`` with the shapes to compile for.
         device: Device that evaluates, None for JAX's default.
         store: Store of compiled programs for ``ahead``, read and written; None for none.
@@ -504,7 +569,11 @@ def make_periodic_evaluation(
     if isinstance(env, HostEnv):
         totals: Any = evaluation_on_host(acting, env, asked.episodes, share=asked.share)
     else:
-        jit = Jit("evaluation", make_evaluation(env, acting, asked.episodes), options=acting_options(device))
+        jit = Jit(
+            "evaluation",
+            make_evaluation(env, acting, asked.episodes),
+            options=acting_options(device),
+        )
         totals = jit.jitted() if ahead is None else compile_ahead(jit, ahead, keys, store)
 
     @cache
@@ -536,7 +605,9 @@ def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store 
     Returns:
         The compiled function.
     """
-    programs = None if store is None else compile_stored(store, [jit], lambda: [trace(jit, params, keys)])
+    programs = (
+        None if store is None else compile_stored(store, [jit], lambda: [trace(jit, params, keys)])
+    )
     return programs[0] if programs else jit.jitted().lower(params, keys).compile()
 
 
@@ -557,7 +628,9 @@ def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:
         return None
 
 
-def make_evaluation(env: VecEnv, policy: Policy, episodes: int) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
+def make_evaluation(
+    env: VecEnv, policy: Policy, episodes: int
+) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
     """Make the evaluation in compiled environments as a pure function.
 
     Args:
@@ -572,11 +645,19 @@ def make_evaluation(env: VecEnv, policy: Policy, episodes: int) -> Callable[[Pol
         ValueError: The environment cannot be copied.
     """
     if env.env is None:
-        raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
+        raise ValueError(
+            "this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize"
+        )
     own_envs = vectorize(env.env, num_envs=episodes)
 
     def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:
-        return play(policy.act_arrays, policy.initial_carry, own_envs, params, jax.random.fold_in(key, 0xE7A1))
+        return play(
+            policy.act_arrays,
+            policy.initial_carry,
+            own_envs,
+            params,
+            jax.random.fold_in(key, 0xE7A1),
+        )
 
     return jax.vmap(one_seed)
 

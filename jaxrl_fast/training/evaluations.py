@@ -26,10 +26,11 @@ POLL_S = 0.5
 
 
 class Evaluations:
-    """Evaluates snapshots of a run and records the results. Process 0 evaluates; all processes must call every method.
+    """Evaluates snapshots of a run and records the results. Process 0 evaluates; all processes must
+    call every method.
 
-    If an evaluation during training fails, a message is printed, and its snapshot remains for the resumed run. Between
-    chunks its error is raised.
+    If an evaluation during training fails, a message is printed, and its snapshot remains for the
+    resumed run. Between chunks its error is raised.
 
     Attributes:
         evaluation: Functions that copy and evaluate policies.
@@ -43,9 +44,20 @@ class Evaluations:
     """
 
     def __init__(
-        self, evaluation: PeriodicEvaluation, job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls
+        self,
+        evaluation: PeriodicEvaluation,
+        job: Job,
+        recorder: Recorder,
+        saver: Checkpointer | None,
+        calls: Calls,
     ) -> None:
-        self.evaluation, self.job, self.recorder, self.saver, self.calls = evaluation, job, recorder, saver, calls
+        self.evaluation, self.job, self.recorder, self.saver, self.calls = (
+            evaluation,
+            job,
+            recorder,
+            saver,
+            calls,
+        )
         self.folder, self.beside = recorder.folder, job.options.eval.beside
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
@@ -54,15 +66,27 @@ class Evaluations:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
     def add(self, state: TrainState) -> TrainState:
-        """Evaluate the policies of ``state``, and return the state to train from. Training waits for an evaluation."""
+        """Evaluate the policies of ``state``, and return the state to train from. Training waits
+        for an evaluation.
+        """
         self.finish()
-        self.take_up([Snapshot(self.recorder.env_steps(), self.recorder.wall_s(), self.evaluation.copy_params(state))])
+        self.take_up(
+            [
+                Snapshot(
+                    self.recorder.env_steps(),
+                    self.recorder.wall_s(),
+                    self.evaluation.copy_params(state),
+                )
+            ]
+        )
         if not self.beside:
             self.finish()
         return self._anew(state) if self.job.options.eval.share else state
 
     def _anew(self, state: TrainState) -> TrainState:
-        """Truncate the running episodes of the environments that have played others, and count them."""
+        """Truncate the running episodes of the environments that have played others, and count
+        them.
+        """
         state, number = resuming.end_episodes(state, self.job.graph, self.job.agent)
         self.recorder.truncated += number
         return state
@@ -98,7 +122,9 @@ class Evaluations:
         self.recorder.waited(begin)
 
     def start_scoring_best(self) -> None:
-        """Start to evaluate the best policy from initial states not used to select it, unless the run should stop."""
+        """Start to evaluate the best policy from initial states not used to select it, unless the
+        run should stop.
+        """
         params = self._best_params()
         if params is not None and hosts.is_first() and not self.calls.should_stop():
             self._running = self._worker.submit(self._evaluate, params, True)
@@ -107,21 +133,33 @@ class Evaluations:
         """Wait until that evaluation has ended and record it, unless the run should stop."""
         while self._go_on_waiting():
             if hosts.any_process(self._running is not None and self._running.done()):
-                totals = self._take_result("the score of the best policy remains the one it was selected by")
+                totals = self._take_result(
+                    "the score of the best policy remains the one it was selected by"
+                )
                 if totals is not None:
                     self.recorder.add_fresh_score(totals)
 
     def progress(self, until: int | None = None) -> Row:
-        """Return the progress entry of waiting snapshots taken ``until`` these environment steps (None: all)."""
+        """Return the progress entry of waiting snapshots taken ``until`` these environment steps
+        (None: all).
+        """
         held = [s for s in self.waiting if until is None or s.env_steps <= until]
         return {"snapshots": [{"env_steps": s.env_steps, "wall_s": s.wall_s} for s in held]}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the parameters of waiting snapshots by name, for a checkpoint."""
-        held = [(f"{BESIDE}{snapshot.env_steps}", by_name(snapshot.params)) for snapshot in self.waiting]
-        return {f"{prefix}/{name}": np.asarray(leaf) for prefix, params in held for name, leaf in params.items()}
+        held = [
+            (f"{BESIDE}{snapshot.env_steps}", by_name(snapshot.params)) for snapshot in self.waiting
+        ]
+        return {
+            f"{prefix}/{name}": np.asarray(leaf)
+            for prefix, params in held
+            for name, leaf in params.items()
+        }
 
-    def go_on_from(self, state: TrainState, progress: Row, arrays: Mapping[str, np.ndarray]) -> None:
+    def go_on_from(
+        self, state: TrainState, progress: Row, arrays: Mapping[str, np.ndarray]
+    ) -> None:
         """Add the snapshots of a checkpoint, from which ``state`` was restored."""
         template = self.evaluation.copy_params(state)
         for waiting in progress.get("snapshots", []):
@@ -129,20 +167,26 @@ class Evaluations:
             leaves = {name: arrays[f"{prefix}{name}"] for name in by_name(template)}
             if self.saver is not None:
                 self.saver.unscored.add(waiting["env_steps"])
-            self.take_up([Snapshot(waiting["env_steps"], waiting["wall_s"], from_names(template, leaves))])
+            self.take_up(
+                [Snapshot(waiting["env_steps"], waiting["wall_s"], from_names(template, leaves))]
+            )
         if progress.get("evaluation_due"):  # from a version that evaluated between chunks only
             self.add(state)
         if not self.beside:
             self.finish()
 
     def close(self) -> None:
-        """Abandon the running evaluation, which may take longer than a stopped run has time, and close its envs."""
+        """Abandon the running evaluation, which may take longer than a stopped run has time, and
+        close its envs.
+        """
         self._worker.submit(self.evaluation.close)
         self._worker.shutdown(wait=self.evaluation.stop())
 
     def _next(self) -> Snapshot | None:
         """Return the oldest snapshot that has not failed, which is the running one if there is one."""
-        return next((snapshot for snapshot in self.waiting if snapshot.env_steps not in self._failed), None)
+        return next(
+            (snapshot for snapshot in self.waiting if snapshot.env_steps not in self._failed), None
+        )
 
     def _start_next(self) -> None:
         snapshot = self._next()
@@ -156,8 +200,12 @@ class Evaluations:
         return totals
 
     def _go_on_waiting(self) -> bool:
-        """Wait `POLL_S` for a running evaluation of any process; False if there is none or the run should stop."""
-        if not hosts.any_process(self._running is not None) or hosts.any_process(self.calls.should_stop()):
+        """Wait `POLL_S` for a running evaluation of any process; False if there is none or the run
+        should stop.
+        """
+        if not hosts.any_process(self._running is not None) or hosts.any_process(
+            self.calls.should_stop()
+        ):
             return False
         if self.folder is not None:
             self.folder.status.set(now=False, state="evaluating")
@@ -166,7 +214,9 @@ class Evaluations:
         return True
 
     def _take_result(self, consequence: str) -> EpisodeTotals | None:
-        """Return the totals of the ended evaluation in all processes; None if it failed, which prints a message."""
+        """Return the totals of the ended evaluation in all processes; None if it failed, which
+        prints a message.
+        """
         totals, error = None, self._running.exception() if self._running is not None else None
         if error is not None and not self.beside:
             raise error
@@ -179,14 +229,22 @@ class Evaluations:
 
     def _share(self, totals: EpisodeTotals | None) -> EpisodeTotals | None:
         """Return the totals of process 0 in every process."""
-        shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.options.eval.episodes))
-        shapes = shapes._replace(metrics=dict.fromkeys(self.job.env.spec.metrics, shapes.returns) or ())
+        shapes = jax.eval_shape(
+            lambda: no_totals(self.job.env.spec, self.job.options.eval.episodes)
+        )
+        shapes = shapes._replace(
+            metrics=dict.fromkeys(self.job.env.spec.metrics, shapes.returns) or ()
+        )
         nothing = jax.tree.map(lambda x: np.zeros((self.job.num_seeds, *x.shape), x.dtype), shapes)
-        made, shared = hosts.from_first((np.int32(totals is not None), with_untold(totals or nothing)))
+        made, shared = hosts.from_first(
+            (np.int32(totals is not None), with_untold(totals or nothing))
+        )
         return without_untold(shared) if made else None
 
     def _best_params(self) -> PolicyParams | None:
-        """Return the best parameters ``[S, ...]``, from disk if the run was resumed and none was better since."""
+        """Return the best parameters ``[S, ...]``, from disk if the run was resumed and none was
+        better since.
+        """
         if self._best is not None or not self.recorder.best or self.folder is None:
             return self._best
         return self._stored_best(self.folder.path)
@@ -204,7 +262,9 @@ class Evaluations:
         best = self.recorder.is_best(snapshot, seed, float(scores[seed]))
         self._best = snapshot.params if best else self._best
         if self.saver is not None:
-            self.saver.add_score(steps, float(scores.mean()), {**self.recorder.evaluated(), **self.progress(steps)})
+            self.saver.add_score(
+                steps, float(scores.mean()), {**self.recorder.evaluated(), **self.progress(steps)}
+            )
         if self.folder is not None:
             policy = self.evaluation.policy_of(snapshot.params, seed)
             newest = steps == self.recorder.eval_steps

@@ -1,7 +1,7 @@
 """Evaluation in a separate process, which training neither waits for nor depends on.
 
-The two processes communicate by pipes: a message is its length in 8 bytes, followed by msgpack. Messages are never
-executed.
+The two processes communicate by pipes: a message is its length in 8 bytes, followed by msgpack.
+Messages are never executed.
 """
 
 import os
@@ -25,16 +25,20 @@ from jaxrl_fast.training.episodes import Evaluate
 
 LOG = "evaluator.log"
 ONE_THREAD = {"PJRT_NPROC": "1"}
-"""Environment variable that limits XLA to one thread, which is enough for few environments. An episode of 32
-halfcheetah environments on two cores took 3.6 s and 5.2 core-seconds with two threads, 2.6 s and 2.6 core-seconds
-with one, with identical results; 512 environments took 55 s with either.
+"""Environment variable that limits XLA to one thread, which is enough for few environments. An
+episode of 32 halfcheetah environments on two cores took 3.6 s and 5.2 core-seconds with two
+threads, 2.6 s and 2.6 core-seconds with one, with identical results; 512 environments took 55 s
+with either.
 """
 MANY_EPISODES = 512
-"""Evaluations of more parallel episodes than this use one thread per core, as do evaluations with images."""
+"""Evaluations of more parallel episodes than this use one thread per core, as do evaluations with
+images.
+"""
 
 
 class EvaluatorProcess:
-    """Evaluates in a process that rebuilds the run from its ``config.yaml``; a process that ended is restarted.
+    """Evaluates in a process that rebuilds the run from its ``config.yaml``; a process that ended
+    is restarted.
 
     It ends when the parent process ends. Its output goes to ``evaluator.log``.
 
@@ -68,11 +72,15 @@ class EvaluatorProcess:
         except OSError:
             answer = None
         if answer is None:
-            raise RuntimeError(f"its process ended with exit code {self.process.wait()}: see {self.folder / LOG}")
+            raise RuntimeError(
+                f"its process ended with exit code {self.process.wait()}: see {self.folder / LOG}"
+            )
         if "error" in answer:
             raise RuntimeError(answer["error"])
         self.memory_mb = max(self.memory_mb, answer["memory_mb"])
-        return EpisodeTotals(**{name: answer[name] for name in EpisodeTotals._fields if name in answer})
+        return EpisodeTotals(
+            **{name: answer[name] for name in EpisodeTotals._fields if name in answer}
+        )
 
     def close(self) -> None:
         """Kill the process."""
@@ -90,7 +98,12 @@ class EvaluatorProcess:
             return start_module("jaxrl_fast.evaluator", str(self.folder), env=env, **pipes)
 
 
-def serve(evaluate: Evaluate, template: PolicyParams, requests: Iterator[dict[str, Any]], answers: IO[bytes]) -> None:
+def serve(
+    evaluate: Evaluate,
+    template: PolicyParams,
+    requests: Iterator[dict[str, Any]],
+    answers: IO[bytes],
+) -> None:
     """Answer requests of evaluations.
 
     Args:
@@ -113,8 +126,8 @@ def serve(evaluate: Evaluate, template: PolicyParams, requests: Iterator[dict[st
 def take_what_is_left(process: int = 0) -> None:
     """Run a process at idle priority.
 
-    SAC on two cores with five evaluations in 70 s took 4.0 s longer this way, and 7.0 s longer with niceness alone (one
-    measurement).
+    SAC on two cores with five evaluations in 70 s took 4.0 s longer this way, and 7.0 s longer with
+    niceness alone (one measurement).
 
     Args:
         process: Process id, 0 for this process.
@@ -126,7 +139,8 @@ def take_what_is_left(process: int = 0) -> None:
 
 
 def take_a_share() -> None:
-    """Give this process the same share of busy cores as training, since training waits for a late evaluation.
+    """Give this process the same share of busy cores as training, since training waits for a late
+    evaluation.
 
     It only has an effect if the system schedules sessions.
     """
@@ -134,9 +148,11 @@ def take_a_share() -> None:
 
 
 def _be_nice_as_a_session(process: int, niceness: int) -> None:
-    """Set the niceness of a process's session, if the process leads it; other sessions may contain other processes.
+    """Set the niceness of a process's session, if the process leads it; other sessions may contain
+    other processes.
 
-    Linux may schedule sessions first, and processes by priority within each (`man 7 sched`, autogroups).
+    Linux may schedule sessions first, and processes by priority within each (`man 7 sched`,
+    autogroups).
     """
     if os.getsid(process) == (process or os.getpid()):
         with suppress(OSError):  # not Linux, or changed too recently
@@ -146,7 +162,8 @@ def _be_nice_as_a_session(process: int, niceness: int) -> None:
 def read_ahead(requests: IO[bytes]) -> Iterator[dict[str, Any]]:
     """Read messages in a thread.
 
-    The first message gives this process its share of the cores, and the end of the pipe ends this process.
+    The first message gives this process its share of the cores, and the end of the pipe ends this
+    process.
 
     Args:
         requests: Pipe of the requests.

@@ -1,4 +1,6 @@
-"""Finds the operation that computed the first non-finite number, by repeating the failing tick with JAX's checks."""
+"""Finds the operation that computed the first non-finite number, by repeating the failing tick with
+JAX's checks.
+"""
 
 import os
 import re
@@ -25,7 +27,9 @@ PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
 """A line of a traceback as written by `checkify`: file, line and function."""
 
 
-def explain_nonfinite(error: NonFiniteError, job: Job, run: RunChunk, saver: Checkpointer | None) -> NonFiniteError:
+def explain_nonfinite(
+    error: NonFiniteError, job: Job, run: RunChunk, saver: Checkpointer | None
+) -> NonFiniteError:
     """Add the last good checkpoint and, with ``debug``, the failing operation to an error.
 
     Args:
@@ -43,7 +47,9 @@ def explain_nonfinite(error: NonFiniteError, job: Job, run: RunChunk, saver: Che
     text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
     if job.options.debug:
         origin = job.resumed.description.path if job.resumed else None
-        state = _one_seed(_state_before(error.tick, job, run, newest or origin), error.seed, job.num_seeds)
+        state = _one_seed(
+            _state_before(error.tick, job, run, newest or origin), error.seed, job.num_seeds
+        )
         text = f"{text}; {find_operation(job.graph, state, error.tick, error.fragment)}"
     return NonFiniteError(text, error.fragment, error.tick, error.seed)
 
@@ -98,20 +104,29 @@ def _one_seed(state: TrainState, seed: int, num_seeds: int) -> TrainState:
     return picked._replace(tick=state.tick)
 
 
-def _step(graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fresh: Channels) -> tuple:
+def _step(
+    graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fresh: Channels
+) -> tuple:
     moment = graphs.Moment(state.hyper, state.key, state.tick)
     return graphs.step_fragments(graph, fragments, state.private, state.channels, fresh, moment)
 
 
-def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels, errors: Any) -> str | None:
-    """Find the operation with JAX's `checkify` in a compiled program, which is quick but misses some."""
+def _by_checkify(
+    step: Callable[..., tuple], state: TrainState, fresh: Channels, errors: Any
+) -> str | None:
+    """Find the operation with JAX's `checkify` in a compiled program, which is quick but misses
+    some.
+    """
     error, _ = jax.jit(checkify.checkify(step, errors=errors))(state, fresh)
     found = error.get_exception()
     if found is None:
         return None
-    # After the message, the traceback lists where the operation was traced, the innermost call first.
+    # After the message, the traceback lists where the operation was traced, the innermost call
+    # first.
     places = [
-        place for place in PLACE.findall(str(getattr(found, "traceback_info", ""))) if not place.startswith(JAX_FOLDER)
+        place
+        for place in PLACE.findall(str(getattr(found, "traceback_info", "")))
+        if not place.startswith(JAX_FOLDER)
     ]
     return " At ".join([str(error.get()), *places[:1]])
 
@@ -125,7 +140,13 @@ def _by_hand(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> 
         with jax.disable_jit(), jax.debug_nans(True):
             jax.block_until_ready(step(state, fresh))
     except FloatingPointError as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(JAX_FOLDER)]
-        where = f" At {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if not f.filename.startswith(JAX_FOLDER)
+        ]
+        where = (
+            f" At {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+        )
         return f"{' '.join(str(error).split())}{where}"
     return None

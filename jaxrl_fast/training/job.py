@@ -31,13 +31,17 @@ from jaxrl_fast.training import resuming
 
 CHUNKS_PER_RUN = 100
 MAX_CHUNK_STEPS = 32_768
-"""Largest number of environment steps in a chunk, unless one tick has more. Signals wait for the end of a chunk."""
+"""Largest number of environment steps in a chunk, unless one tick has more. Signals wait for the
+end of a chunk.
+"""
 MAX_CHUNK_FRAMES = 524_288
 """Largest number of updates times batch size in a chunk, unless one tick has more."""
 
 
 MAX_ENV_STEPS = 2**30
-"""Most steps of one environment; counters of 32 bits hold twice as many (`image_replay` counts resets, too)."""
+"""Most steps of one environment; counters of 32 bits hold twice as many (`image_replay` counts
+resets, too).
+"""
 
 
 class Plan(NamedTuple):
@@ -68,14 +72,15 @@ def plan_run(
 ) -> Plan:
     """Split a run into chunks.
 
-    There are about 100 equal chunks, or more if these would be too long, with the least overshoot over ``total_steps``.
-    A resumed run has the chunk size of its checkpoint.
+    There are about 100 equal chunks, or more if these would be too long, with the least overshoot
+    over ``total_steps``. A resumed run has the chunk size of its checkpoint.
 
     Args:
         env: Environment.
         agent: Algorithm bound to the environment.
         total_steps: Environment steps of the run.
-        eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no evaluation.
+        eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no
+            evaluation.
         checkpoint_every: Environment steps between checkpoints, None for a tenth of the run.
         progress: Progress of the checkpoint that is resumed, or None.
 
@@ -83,7 +88,8 @@ def plan_run(
         The plan.
 
     Raises:
-        ValueError: A resumed run has no steps left, or an environment makes more than `MAX_ENV_STEPS`.
+        ValueError: A resumed run has no steps left, or an environment makes more than
+            `MAX_ENV_STEPS`.
     """
     steps_per_tick = env.num_envs * agent.rollout_length
     if total_steps > MAX_ENV_STEPS * env.num_envs:
@@ -92,17 +98,27 @@ def plan_run(
     ticks = -(-total_steps // steps_per_tick)
     if progress is not None:
         _check_left(progress, total_steps, ticks)
-    ticks_per_chunk = progress["ticks_per_chunk"] if progress else _chunk_size(ticks, steps_per_tick, frames_per_tick)
+    ticks_per_chunk = (
+        progress["ticks_per_chunk"]
+        if progress
+        else _chunk_size(ticks, steps_per_tick, frames_per_tick)
+    )
 
     def chunks(steps: int | None) -> int:
-        return 0 if steps == 0 else max(1, round((steps or total_steps / 10) / (steps_per_tick * ticks_per_chunk)))
+        return (
+            0
+            if steps == 0
+            else max(1, round((steps or total_steps / 10) / (steps_per_tick * ticks_per_chunk)))
+        )
 
     each = chunks(eval_every), chunks(checkpoint_every)
     return Plan(ticks_per_chunk, -(-ticks // ticks_per_chunk), *each, steps_per_tick)
 
 
 def _too_long(total_steps: int) -> ValueError:
-    return ValueError(f"total_steps={total_steps:,}: write num_envs={-(-total_steps // MAX_ENV_STEPS)} or fewer steps")
+    return ValueError(
+        f"total_steps={total_steps:,}: write num_envs={-(-total_steps // MAX_ENV_STEPS)} or fewer steps"
+    )
 
 
 def _check_left(progress: dict[str, Any], total_steps: int, ticks: int) -> None:
@@ -120,7 +136,11 @@ def _only_evaluations_lack(progress: dict[str, Any], ticks: int) -> bool:
 
 
 def ticks_within(
-    steps_per_tick: int, frames_per_tick: int, *, max_steps: int = MAX_CHUNK_STEPS, max_frames: int = MAX_CHUNK_FRAMES
+    steps_per_tick: int,
+    frames_per_tick: int,
+    *,
+    max_steps: int = MAX_CHUNK_STEPS,
+    max_frames: int = MAX_CHUNK_FRAMES,
 ) -> int:
     """Compute the ticks of a chunk that respects both limits.
 
@@ -156,7 +176,9 @@ def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
         ValueError: The environments serve another number of seeds, or ``debug`` is true.
     """
     if isinstance(env, HostEnv) and debug:
-        raise ValueError("debug=true repeats a tick, which environments on the host do not support: leave it out")
+        raise ValueError(
+            "debug=true repeats a tick, which environments on the host do not support: leave it out"
+        )
     if isinstance(env, HostEnv) and env.num_seeds != num_seeds:
         raise ValueError(
             f"num_seeds={num_seeds}: these environments on the host serve {env.num_seeds}: write "
@@ -165,7 +187,8 @@ def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
 
 
 def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
-    """Check that all processes of a run have the same settings, and that these support several processes.
+    """Check that all processes of a run have the same settings, and that these support several
+    processes.
 
     Args:
         env: Environment.
@@ -178,7 +201,9 @@ def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
     if settings["debug"]:
         hosts.require_one("debug=true", jax.process_count())
     if isinstance(env, HostEnv):
-        hosts.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
+        hosts.require_one(
+            f"environment {env.spec.name}, which steps on the host,", jax.process_count()
+        )
 
 
 def check_share(env: VecEnv | HostEnv, asked: EvalOptions) -> None:
@@ -189,14 +214,21 @@ def check_share(env: VecEnv | HostEnv, asked: EvalOptions) -> None:
         asked: Options of evaluation, with ``share``.
 
     Raises:
-        ValueError: The environment is compiled or has no fixed order, or another option needs other environments.
+        ValueError: The environment is compiled or has no fixed order, or another option needs other
+            environments.
     """
     if not isinstance(env, HostEnv):
-        raise ValueError("eval.share=true is for environments on the host, since others are copied: leave it out")
+        raise ValueError(
+            "eval.share=true is for environments on the host, since others are copied: leave it out"
+        )
     if asked.beside:
-        raise ValueError("eval.share=true evaluates between chunks: leave eval.beside out, or write eval.beside=false")
+        raise ValueError(
+            "eval.share=true evaluates between chunks: leave eval.beside out, or write eval.beside=false"
+        )
     if asked.picture:
-        raise ValueError("eval.share=true makes no other environment, which eval.picture=true needs: leave one out")
+        raise ValueError(
+            "eval.share=true makes no other environment, which eval.picture=true needs: leave one out"
+        )
     if env.bridge != "host" or env.recv_any is not None:
         one = f"pool.bridge={env.bridge}" if env.bridge != "host" else "pool.order=arrival"
         raise ValueError(f"eval.share=true does not support {one}: leave it out")
@@ -251,7 +283,8 @@ class Job(NamedTuple):
         settings: Settings that a checkpoint stores.
         resumed: Checkpoint that is resumed, or None.
         store: Store of compiled programs, or None.
-        config: Content of ``config.yaml``, or "" if another function writes it or none can repeat the job.
+        config: Content of ``config.yaml``, or "" if another function writes it or none can repeat
+            the job.
     """
 
     env: VecEnv | HostEnv
@@ -288,7 +321,8 @@ def make_job(
         env: Environment.
         algorithm: Algorithm.
         options: Options of the job.
-        settings: Settings that a resumed run must have in common with this one; None takes them from the arguments.
+        settings: Settings that a resumed run must have in common with this one; None takes them
+            from the arguments.
         keep: Returns the store of compiled programs for later starts, or None.
 
     Returns:
@@ -305,10 +339,17 @@ def make_job(
     settings = settings_of_job(env, algorithm, agent, options) if settings is None else settings
     if not hosts.is_alone():
         check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
-    vec_env, failures = (env, []) if isinstance(env, VecEnv) and not options.eval.share else bridge_of(env, options)
+    vec_env, failures = (
+        (env, []) if isinstance(env, VecEnv) and not options.eval.share else bridge_of(env, options)
+    )
     resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
-    start, joined = resumed.empty_until if resumed else 0, starts_kernels_singly(jax.default_backend())
-    options = options._replace(graph=asked._replace(total_steps=total_steps, empty_until=start, joined=joined))
+    start, joined = (
+        resumed.empty_until if resumed else 0,
+        starts_kernels_singly(jax.default_backend()),
+    )
+    options = options._replace(
+        graph=asked._replace(total_steps=total_steps, empty_until=start, joined=joined)
+    )
     graph = graph_of(vec_env, algorithm, agent, options.graph)
     progress, every = resumed and resumed.progress, options.eval.every
     plan = plan_run(env, agent, total_steps, every, options.checkpoints.every, progress)
@@ -318,11 +359,26 @@ def make_job(
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(options.seed), num_seeds)
     store = keep((options.graph, placed, plan.ticks_per_chunk, num_seeds))
-    parts = env, algorithm, agent, graph, placed, program, plan, keys, failures, options, settings, resumed
+    parts = (
+        env,
+        algorithm,
+        agent,
+        graph,
+        placed,
+        program,
+        plan,
+        keys,
+        failures,
+        options,
+        settings,
+        resumed,
+    )
     return Job(*parts, store, config)
 
 
-def with_own_data(algorithm: Algorithm, options: JobOptions, spec: EnvSpec) -> tuple[Algorithm, GraphOptions]:
+def with_own_data(
+    algorithm: Algorithm, options: JobOptions, spec: EnvSpec
+) -> tuple[Algorithm, GraphOptions]:
     """Let an algorithm learn from the data of its run, if there are any.
 
     Args:
@@ -375,17 +431,37 @@ def settings_of_job(
     Returns:
         Settings by key of the command line.
     """
-    asked = {**options.graph._asdict(), **options._asdict(), "data": options.data and str(options.data)}
+    asked = {
+        **options.graph._asdict(),
+        **options._asdict(),
+        "data": options.data and str(options.data),
+    }
     keys = {name: key for name, key in run_keys().items() if key.to and key.is_stored(asked[name])}
     named = {n: asked[n] for n, key in keys.items() if key.resume == "fixed" or n in LENGTHS}
-    bound = "rollout_length updates_per_tick batch_size normalize_observations normalize_rewards".split()
-    own = {**algorithm.options, **algorithm.hyper._asdict(), **{name: getattr(agent, name) for name in bound}}
-    made = {"env": env.spec.name, "env.arguments": env.spec.arguments, "num_envs": env.num_envs, "algo": algorithm.name}
+    bound = [
+        "rollout_length",
+        "updates_per_tick",
+        "batch_size",
+        "normalize_observations",
+        "normalize_rewards",
+    ]
+    own = {
+        **algorithm.options,
+        **algorithm.hyper._asdict(),
+        **{name: getattr(agent, name) for name in bound},
+    }
+    made = {
+        "env": env.spec.name,
+        "env.arguments": env.spec.arguments,
+        "num_envs": env.num_envs,
+        "algo": algorithm.name,
+    }
     return {**made, **named, **{f"algo.{key}": plain(value) for key, value in own.items()}}
 
 
 NAMELESS = "<locals>", "<lambda>", "__main__.", "function from "
-"""Parts of the paths of functions that another process cannot import, and of schedules from Python."""
+"""Parts of the paths of functions that another process cannot import, and of schedules from Python.
+"""
 
 
 def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptions) -> str:
@@ -397,17 +473,30 @@ def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptio
         options: Options of the job.
 
     Returns:
-        YAML; empty if `jaxrl_fast.make_env` or a factory of this package did not make them, or a part has no name.
+        YAML; empty if `jaxrl_fast.make_env` or a factory of this package did not make them, or a
+        part has no name.
     """
     of_env, of_algo = made_by(env), made_by(algorithm)
-    if of_env is None or of_algo is None or not isinstance(options.placement, str) or isinstance(options.data, Dataset):
+    if (
+        of_env is None
+        or of_algo is None
+        or not isinstance(options.placement, str)
+        or isinstance(options.data, Dataset)
+    ):
         return ""
     keys, own, more = run_keys(), _words(of_algo.arguments), _words(of_env.arguments["options"])
     asked = {**options.graph._asdict(), **options._asdict(), "precision": own.pop("precision")}
     tree = {
-        "env": {"name": of_env.arguments["name"], **{n: x for n, x in more.items() if f"env.{n}" in keys}},
+        "env": {
+            "name": of_env.arguments["name"],
+            **{n: x for n, x in more.items() if f"env.{n}" in keys},
+        },
         "algo": {"name": of_algo.name, **own, **algorithm.sizes(env.num_envs)},
-        **dict(eval=asdict(options.eval), checkpoint=asdict(options.checkpoints), pool=more.pop("pool", {})),
+        **dict(
+            eval=asdict(options.eval),
+            checkpoint=asdict(options.checkpoints),
+            pool=more.pop("pool", {}),
+        ),
         **{n: asked[n] for n, key in keys.items() if n in asked and key.is_stored(asked[n])},
         **dict(placement=options.placement, num_envs=of_env.arguments["num_envs"], tuned=False),
     }
@@ -420,4 +509,7 @@ def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptio
 
 def _words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments for a file, except functions that it cannot name."""
-    return {name: value if callable(value) and name not in CODE else plain(value) for name, value in arguments.items()}
+    return {
+        name: value if callable(value) and name not in CODE else plain(value)
+        for name, value in arguments.items()
+    }

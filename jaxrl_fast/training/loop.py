@@ -1,7 +1,8 @@
 """The training loop: runs compiled chunks of ticks, and evaluates, saves and reports between them.
 
-A chunk has a fixed size and is compiled once. Its state is donated, and its metrics return at its end. Everything
-slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
+A chunk has a fixed size and is compiled once. Its state is donated, and its metrics return at its
+end. Everything slow or with a side effect (evaluation, files, callbacks, signals) happens between
+chunks.
 """
 
 import time
@@ -36,7 +37,9 @@ Trained = tuple[TrainState, Policy, list[Row], Row]
 """Result of a run: state, policy, history and summary, as in `jaxrl_fast.Result`."""
 
 
-def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log = "tensorboard") -> Trained:
+def run_job(
+    job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log = "tensorboard"
+) -> Trained:
     """Train a job.
 
     Args:
@@ -64,7 +67,9 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
         return train_job(job, evaluations, calls)
 
 
-def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls) -> Evaluations:
+def make_evaluations(
+    job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls
+) -> Evaluations:
     """Make the evaluations of a job.
 
     Args:
@@ -78,9 +83,19 @@ def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, c
     """
     asked = job.options.eval
     tell_limit(job.env.spec.max_episode_steps, calls.tell)
-    device = evaluation_device(asked.device) if asked.beside and jax.default_backend() != "cpu" else None
-    evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, asked, device=device)
-    return Evaluations(evaluation._replace(evaluate=calls.evaluate or evaluation.evaluate), job, recorder, saver, calls)
+    device = (
+        evaluation_device(asked.device) if asked.beside and jax.default_backend() != "cpu" else None
+    )
+    evaluation = make_periodic_evaluation(
+        job.env, job.algorithm, job.agent, job.keys, asked, device=device
+    )
+    return Evaluations(
+        evaluation._replace(evaluate=calls.evaluate or evaluation.evaluate),
+        job,
+        recorder,
+        saver,
+        calls,
+    )
 
 
 def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
@@ -110,7 +125,9 @@ def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
     if saver is not None:
         tell(describe_checkpoints(state, saver, job.plan))
     try:
-        with reraise_callback_error(job.failures) if isinstance(job.env, HostEnv) else nullcontext():
+        with (
+            reraise_callback_error(job.failures) if isinstance(job.env, HostEnv) else nullcontext()
+        ):
             state = drive(call, state, evaluations, job, calls)
             policy = conclude(state, evaluations, job, calls)
     except NonFiniteError as error:
@@ -124,7 +141,8 @@ def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
 def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
     """Compute or load the first state, and compile the chunk.
 
-    Both programs are compiled in parallel threads, which uses a second core and lets signals be handled.
+    Both programs are compiled in parallel threads, which uses a second core and lets signals be
+    handled.
 
     Args:
         job: Job.
@@ -145,18 +163,21 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
             state = resuming.begin_anew(state, first, job.graph, job.agent)
         recorder.go_on_from(job.resumed.progress)
     jax.block_until_ready(state)
-    hosts.join()  # otherwise the first chunk's time would include the compilation of other processes
+    # otherwise the first chunk's time would include the compilation of other processes
+    hosts.join()
     recorder.compiled(begin_s)
     if job.options.graph.nan == "stop":
         check_start(state, job.graph, job.env)
     return state, run
 
 
-def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> TrainState:
+def drive(
+    run: programs.RunChunk, state: TrainState, evaluations: Evaluations, job: Job, calls: Calls
+) -> TrainState:
     """Run all chunks, up to the end by ``calls.ended_by``, and save the last state.
 
-    A true ``calls.should_stop`` of any process stops early. The last state of a complete run is evaluated, unless
-    the run has no evaluations. A stopped run ends when it is saved.
+    A true ``calls.should_stop`` of any process stops early. The last state of a complete run is
+    evaluated, unless the run has no evaluations. A stopped run ends when it is saved.
 
     Args:
         run: Compiled chunk.
@@ -208,8 +229,8 @@ def save(state: TrainState, evaluations: Evaluations, saver: Checkpointer) -> No
 def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> Policy:
     """Select and write the last policy, and finish the evaluations.
 
-    While evaluations run, ``calls.last`` gets the policy: at once with one seed, else when the best seed is determined.
-    The best policy is evaluated again from other initial states.
+    While evaluations run, ``calls.last`` gets the policy: at once with one seed, else when the best
+    seed is determined. The best policy is evaluated again from other initial states.
 
     Args:
         state: Last state.
@@ -220,10 +241,17 @@ def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls
     Returns:
         The last policy, with several seeds the one with the best last evaluation.
     """
-    policy_of, recorder, folder = evaluations.evaluation.policy_of, evaluations.recorder, evaluations.folder
+    policy_of, recorder, folder = (
+        evaluations.evaluation.policy_of,
+        evaluations.recorder,
+        evaluations.folder,
+    )
     params = evaluations.evaluation.copy_params(state)
     policy = policy_of(params, 0)
-    whole = recorder.ticks // job.plan.ticks_per_chunk == job.plan.num_chunks or calls.ended_by(recorder.scores) != ""
+    whole = (
+        recorder.ticks // job.plan.ticks_per_chunk == job.plan.num_chunks
+        or calls.ended_by(recorder.scores) != ""
+    )
     if whole and job.num_seeds == 1:
         calls.last.show(policy, calls.should_stop)
     evaluations.finish()
@@ -250,7 +278,9 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
     Returns:
         ``(state) -> {name: values [S]}``.
     """
-    rates_at = jax.jit(jax.vmap(job.graph.hyper_at, (0, None)) if job.num_seeds > 1 else job.graph.hyper_at)
+    rates_at = jax.jit(
+        jax.vmap(job.graph.hyper_at, (0, None)) if job.num_seeds > 1 else job.graph.hyper_at
+    )
 
     def rates(state: TrainState) -> dict[str, np.ndarray]:
         found = jax.device_get(rates_at(*hosts.to_host((state.hyper, state.tick))))
@@ -273,7 +303,9 @@ def describe_resumed(job: Job, resumed: resuming.Resumed) -> list[str]:
     Returns:
         Lines.
     """
-    lines = [f"resumes from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained"]
+    lines = [
+        f"resumes from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained"
+    ]
     lines += [f"changed: {line}" for line in resumed.changes]
     if resumed.description.replay_lost:
         steps = job.agent.warmup_ticks * job.plan.steps_per_tick
@@ -304,11 +336,13 @@ def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> 
 
 
 @contextmanager
-def open_folder(job: Job, path: Path, log: Log, calls: Calls) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
+def open_folder(
+    job: Job, path: Path, log: Log, calls: Calls
+) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
     """Open the run's files and the writer of its checkpoints, and close them at exit.
 
-    Only process 0 writes files. A run that resumes in the same folder removes rows and checkpoints after its
-    checkpoint.
+    Only process 0 writes files. A run that resumes in the same folder removes rows and checkpoints
+    after its checkpoint.
 
     Args:
         job: Job.
@@ -317,7 +351,8 @@ def open_folder(job: Job, path: Path, log: Log, calls: Calls) -> Iterator[tuple[
         calls: Callbacks.
 
     Returns:
-        Context manager of the folder (None in processes other than 0) and the writer (None without checkpoints).
+        Context manager of the folder (None in processes other than 0) and the writer (None without
+        checkpoints).
 
     Raises:
         ValueError: The folder contains checkpoints, and the run does not resume.
@@ -325,16 +360,29 @@ def open_folder(job: Job, path: Path, log: Log, calls: Calls) -> Iterator[tuple[
     resumed, settings, asked = job.resumed, job.settings, job.options.checkpoints
     refills = tagged(job.graph, REPLAY)
     if resumed is None and checkpoints.all_steps(path / FOLDER):
-        raise ValueError(f"{path} contains checkpoints of a run: resume it, or write another run_dir")
-    own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
+        raise ValueError(
+            f"{path} contains checkpoints of a run: resume it, or write another run_dir"
+        )
+    own = (
+        resumed is not None
+        and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
+    )
     resume_at = resumed.progress["env_steps"] if own and resumed else None
     with ExitStack() as stack:
         folder = None
         if hosts.is_first():
-            again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
-            facts = {n: settings[n] for n in FACTS if n in settings} | {"eval.every": job.options.eval.every}
+            again = (
+                [one["env_steps"] for one in resumed.progress.get("snapshots", [])]
+                if own and resumed
+                else []
+            )
+            facts = {n: settings[n] for n in FACTS if n in settings} | {
+                "eval.every": job.options.eval.every
+            }
             told: dict[str, Any] = dict(tell=calls.tell, facts=facts, log=log, settings=settings)
-            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, evaluated_again=again, **told))
+            folder = stack.enter_context(
+                RunFolder(path, resume_at=resume_at, evaluated_again=again, **told)
+            )
             if job.config:
                 replace_file(path / "config.yaml", job.config)
             calls = calls._replace(tell=folder.tell)

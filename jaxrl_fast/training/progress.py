@@ -20,8 +20,8 @@ from jaxrl_fast.training.run_folder import read_settings
 
 PLAIN_INTERVAL_S = 5.0
 REFRESH_HZ = 2
-"""Refreshes of the live lines per second. They are few, since a thread that draws holds Python's lock (GIL), for
-which training waits.
+"""Refreshes of the live lines per second. They are few, since a thread that draws holds Python's
+lock (GIL), for which training waits.
 """
 NOT_COMPILED = ("seed", "name", "log", "eval", "checkpoint", "stop", "debug", "tuned")
 """Settings and sections of settings that are no part of a program."""
@@ -34,12 +34,17 @@ SPARK_WIDTH = 24
 class ProgressDisplay:
     """Context manager that shows a run's progress; call it with each row of the run's history.
 
-    ``compile_s`` is the compile time of an earlier similar run in seconds, or None. ``kind`` describes the actions of
-    evaluations.
+    ``compile_s`` is the compile time of an earlier similar run in seconds, or None. ``kind``
+    describes the actions of evaluations.
     """
 
     def __init__(
-        self, total_steps: int, console: Console | None = None, *, compile_s: float | None = None, kind: str = "greedy"
+        self,
+        total_steps: int,
+        console: Console | None = None,
+        *,
+        compile_s: float | None = None,
+        kind: str = "greedy",
     ) -> None:
         self.console = console or Console(highlight=False)
         self.total_steps, self.compile_s, self.kind = total_steps, compile_s, kind
@@ -56,7 +61,10 @@ class ProgressDisplay:
     def __enter__(self) -> "ProgressDisplay":
         if self.console.is_terminal:
             self.live = Live(
-                console=self.console, get_renderable=self.lines, refresh_per_second=REFRESH_HZ, transient=True
+                console=self.console,
+                get_renderable=self.lines,
+                refresh_per_second=REFRESH_HZ,
+                transient=True,
             )
             self.live.start()
         elif not self.console.quiet:
@@ -92,8 +100,14 @@ class ProgressDisplay:
 
     def _print_evaluation(self, row: Row) -> None:
         interval = row.get("eval_return_ci95")
-        spread = f"95 % [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else f"± {row['eval_return_std']:.1f}"
-        success = f", {share(row['eval_success_rate'])} succeeded" if "eval_success_rate" in row else ""
+        spread = (
+            f"95 % [{interval[0]:.1f}, {interval[1]:.1f}]"
+            if interval
+            else f"± {row['eval_return_std']:.1f}"
+        )
+        success = (
+            f", {share(row['eval_success_rate'])} succeeded" if "eval_success_rate" in row else ""
+        )
         self.console.print(
             f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  {self.kind} return "
             f"{row['eval_return_mean']:.1f} {spread}  ({row['eval_episodes']} episodes{success})",
@@ -111,13 +125,20 @@ class ProgressDisplay:
             Text(self._doing(), overflow="ellipsis", no_wrap=True),
         )
         lines: list[Table | Text] = [bar]
-        for name, values in ((f"{self.kind} return", self.greedy), ("training return", self.returns)):
+        for name, values in (
+            (f"{self.kind} return", self.greedy),
+            ("training return", self.returns),
+        ):
             if len(values) > 1:
-                lines.append(Text(f"{name:<15}  {sparkline(values)}  {values[-1]:.1f}", no_wrap=True))
+                lines.append(
+                    Text(f"{name:<15}  {sparkline(values)}  {values[-1]:.1f}", no_wrap=True)
+                )
                 break
         if self.told:
             count = f"{len(self.told)} lines, the last: " if len(self.told) > 1 else ""
-            lines.append(Text(f"{count}{self.told[-1]}", style="yellow", overflow="ellipsis", no_wrap=True))
+            lines.append(
+                Text(f"{count}{self.told[-1]}", style="yellow", overflow="ellipsis", no_wrap=True)
+            )
         return Group(*lines)
 
     def _doing(self) -> str:
@@ -179,10 +200,13 @@ def earlier_compile_s(folder: Path) -> float | None:
         folder: Folder of this run, with its ``config.yaml``.
 
     Returns:
-        Seconds, or None if none of the newest runs has these settings, but for those in `NOT_COMPILED`.
+        Seconds, or None if none of the newest runs has these settings, but for those in
+        `NOT_COMPILED`.
     """
     asked = _compiled(read_settings(folder))
-    for other in sorted((other for other in folder.parent.glob("*") if other != folder), reverse=True)[:MOST_RUNS]:
+    for other in sorted(
+        (other for other in folder.parent.glob("*") if other != folder), reverse=True
+    )[:MOST_RUNS]:
         compile_s = read_status(other).get("compile_s")
         if compile_s and _compiled(read_settings(other)) == asked:
             return float(compile_s)
@@ -190,7 +214,11 @@ def earlier_compile_s(folder: Path) -> float | None:
 
 
 def _compiled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in by_dotted_key(settings).items() if key.split(".")[0] not in NOT_COMPILED}
+    return {
+        key: value
+        for key, value in by_dotted_key(settings).items()
+        if key.split(".")[0] not in NOT_COMPILED
+    }
 
 
 def clock(seconds: float) -> str:

@@ -26,7 +26,8 @@ MEMBERS = "members.json"
 WRITE_EVERY_S = 1.0
 """Shortest interval in seconds between writes of the file, unless ``state`` changes."""
 SILENT_S = 600.0
-"""A run on another machine counts as dead if its file was not updated for this number of seconds."""
+"""A run on another machine counts as dead if its file was not updated for this number of seconds.
+"""
 MAX_LINES = 200
 """Largest number of stored messages of a run."""
 ENDED = ("done", "stopped", "failed", "dead", "unknown")
@@ -40,9 +41,10 @@ FROM_ROWS = ("env_steps", "wall_s", "episode_return")
 class RunStatus:
     """Updates the ``run.json`` of one run.
 
-    Entries that the file contained before are retained if the run's command wrote them, or an earlier start of a run
-    that is ``resumed``. The entry ``state`` is ``compiling``, ``training``, ``evaluating``, ``done``, ``stopped`` or
-    ``failed``. If the file cannot be written, the run continues without it.
+    Entries that the file contained before are retained if the run's command wrote them, or an
+    earlier start of a run that is ``resumed``. The entry ``state`` is ``compiling``, ``training``,
+    ``evaluating``, ``done``, ``stopped`` or ``failed``. If the file cannot be written, the run
+    continues without it.
     """
 
     def __init__(self, folder: Path, *, resumed: bool = False, **facts: Any) -> None:
@@ -53,7 +55,9 @@ class RunStatus:
         self.set(state="compiling")
 
     def set(self, *, now: bool = True, **changes: Any) -> None:
-        """Change entries, and write the file: at once, or if it was not written for `WRITE_EVERY_S`."""
+        """Change entries, and write the file: at once, or if it was not written for
+        `WRITE_EVERY_S`.
+        """
         self.facts |= changes
         if now or time.monotonic() - self._written_s > WRITE_EVERY_S:
             self._written_s = time.monotonic()
@@ -68,7 +72,9 @@ class RunStatus:
             self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **told)
         else:
             first = self.facts["state"] != "training" or not self.facts.get("env_steps")
-            found = {name: row.get(name) for name in FROM_ROWS} | {name: rates[name] for name in RATES}
+            found = {name: row.get(name) for name in FROM_ROWS} | {
+                name: rates[name] for name in RATES
+            }
             self.set(now=first, state="training", **found)
 
     def noting(self, tell: Tell) -> Tell:
@@ -137,7 +143,10 @@ def write_status(folder: Path, facts: Facts) -> None:
         facts: Entries. Numbers that are not finite become null.
     """
     with contextlib.suppress(OSError):
-        replace_file(folder / FILE, json.dumps({**_finite(facts), "updated_at": time.time()}, indent=1) + "\n")
+        replace_file(
+            folder / FILE,
+            json.dumps({**_finite(facts), "updated_at": time.time()}, indent=1) + "\n",
+        )
 
 
 def state_now(facts: Facts) -> str:
@@ -147,7 +156,8 @@ def state_now(facts: Facts) -> str:
         facts: Entries of ``run.json``.
 
     Returns:
-        The stored ``state``, but ``dead`` if the process of a running state is gone, and ``unknown`` without a state.
+        The stored ``state``, but ``dead`` if the process of a running state is gone, and
+        ``unknown`` without a state.
     """
     state = facts.get("state", "unknown")
     if state in ENDED:
@@ -159,11 +169,18 @@ def state_now(facts: Facts) -> str:
 
 def _finite(facts: Facts) -> dict[str, Any]:
     """Replace NaN and infinity, which JSON does not support, by None."""
-    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in facts.items()}
+    return {
+        key: None if isinstance(x, float) and not math.isfinite(x) else x
+        for key, x in facts.items()
+    }
 
 
 def _this_process() -> dict[str, Any]:
-    own = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": _start_of(os.getpid())}
+    own = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_start": _start_of(os.getpid()),
+    }
     return {**own, "started_at": time.time(), "system": f"{platform.system()} {platform.release()}"}
 
 
@@ -179,7 +196,9 @@ def _runs(pid: int, start: int | None) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return the start of a process in clock ticks since the machine's start; None if the system is not Linux."""
+    """Return the start of a process in clock ticks since the machine's start; None if the system is
+    not Linux.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -219,7 +238,13 @@ def check_logger(log: Log) -> None:
 
 
 def open_logger(
-    log: Log, path: Path, resume_at: int | None, written: Written, settings: Facts, status: RunStatus, tell: Tell
+    log: Log,
+    path: Path,
+    resume_at: int | None,
+    written: Written,
+    settings: Facts,
+    status: RunStatus,
+    tell: Tell,
 ) -> Logger:
     """Open a logger that writes to the folder of a run.
 
@@ -241,15 +266,20 @@ def open_logger(
     """
     if log == "tensorboard":
         return _TensorBoard(path, resume_at)
-    return _WeightsAndBiases(path, written, settings, status, tell) if log == "wandb" else _Nowhere()
+    return (
+        _WeightsAndBiases(path, written, settings, status, tell) if log == "wandb" else _Nowhere()
+    )
 
 
 class _TensorBoard:
     def __init__(self, path: Path, resume_at: int | None) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(path), purge_step=None if resume_at is None else resume_at + 1)
-        # Ctrl-C may interrupt the main thread within a lock of tensorboardX, or of an executor, but not in this queue.
+        self._writer = SummaryWriter(
+            str(path), purge_step=None if resume_at is None else resume_at + 1
+        )
+        # Ctrl-C may interrupt the main thread within a lock of tensorboardX, or of an executor, but
+        # not in this queue.
         self._rows: SimpleQueue[tuple[str, float, int] | None] = SimpleQueue()
         written = starmap(self._writer.add_scalar, iter(self._rows.get, None))
         self._thread = Thread(target=deque, args=(written, 0), daemon=True)
@@ -268,11 +298,13 @@ class _TensorBoard:
 class _WeightsAndBiases:
     """Logs to Weights & Biases.
 
-    A resumed run continues under its id, which ``run.json`` stores. Rows cannot be removed there, so that rows logged
-    before an interruption are not sent again.
+    A resumed run continues under its id, which ``run.json`` stores. Rows cannot be removed there,
+    so that rows logged before an interruption are not sent again.
     """
 
-    def __init__(self, path: Path, written: Written, settings: Facts, status: RunStatus, tell: Tell) -> None:
+    def __init__(
+        self, path: Path, written: Written, settings: Facts, status: RunStatus, tell: Tell
+    ) -> None:
         wandb = _import_wandb()
         self._error = wandb.Error
         id = status.facts.get("wandb_id")
@@ -292,18 +324,28 @@ class _WeightsAndBiases:
             )
         except wandb.Error as error:
             why = " ".join(str(error).split()).rstrip(".")
-            raise ValueError(f"log=wandb: {why}: set WANDB_MODE=offline, or write log=tensorboard") from None
+            raise ValueError(
+                f"log=wandb: {why}: set WANDB_MODE=offline, or write log=tensorboard"
+            ) from None
         status.set(wandb_id=id)
-        # An evaluation may follow rows of later steps, which W&B's default step counter does not allow.
+        # An evaluation may follow rows of later steps, which W&B's default step counter does not
+        # allow.
         self._run.define_metric("*", step_metric="env_steps")
         folder = Path(self._run.dir).parent
-        tell(f"Weights & Biases: {f'offline; upload with wandb sync {folder}' if self._run.offline else self._run.url}")
+        tell(
+            f"Weights & Biases: {f'offline; upload with wandb sync {folder}' if self._run.offline else self._run.url}"
+        )
 
     def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
         if (kind, env_steps) in self._there:
             return
         try:
-            self._run.log({**{f"{kind}/{name}": value for name, value in scalars.items()}, "env_steps": env_steps})
+            self._run.log(
+                {
+                    **{f"{kind}/{name}": value for name, value in scalars.items()},
+                    "env_steps": env_steps,
+                }
+            )
         except self._error as error:
             raise OSError(str(error)) from error
 
@@ -326,7 +368,9 @@ def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise ImportError("log=wandb needs a package: pip install wandb, or write log=tensorboard") from error
+        raise ImportError(
+            "log=wandb needs a package: pip install wandb, or write log=tensorboard"
+        ) from error
     if not hasattr(wandb, "init"):  # a folder of its files is importable where it is not installed
         raise ImportError("log=wandb needs a package: pip install wandb, or write log=tensorboard")
     return wandb

@@ -1,8 +1,8 @@
 """Resuming a run from a checkpoint: which settings may change, and how the state is restored.
 
-A resumed run without changes computes, on the same machine and placement, bit for bit the results of an
-uninterrupted run. ``placement``, ``devices``, ``total_steps``, hyper-parameters and options of evaluation and saving
-may change; other changes need a new run.
+A resumed run without changes computes, on the same machine and placement, bit for bit the results
+of an uninterrupted run. ``placement``, ``devices``, ``total_steps``, hyper-parameters and options
+of evaluation and saving may change; other changes need a new run.
 """
 
 import json
@@ -26,7 +26,9 @@ from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 
 ARGUMENTS, MAKE = "env.arguments", re.compile(r"\bmake=[\w.:]*\b(\w+)")
-"""Setting with the arguments of `jaxrl_fast.make_env`, and in it the function that makes a user's environment."""
+"""Setting with the arguments of `jaxrl_fast.make_env`, and in it the function that makes a user's
+environment.
+"""
 METRICS = ".env.episode.metrics."
 """Part of the names of `MetricTotals` in a checkpoint."""
 
@@ -53,10 +55,14 @@ class Resumed(NamedTuple):
 
     @property
     def empty_until(self) -> int:
-        """Tick from which replay is filled: the checkpoint's tick if its buffer is lost, but data are never lost."""
+        """Tick from which replay is filled: the checkpoint's tick if its buffer is lost, but data
+        are never lost.
+        """
         if self.description.settings.get("data") is not None:
             return 0
-        return self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
+        return (
+            self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
+        )
 
 
 def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> Resumed:
@@ -71,13 +77,18 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
         The checkpoint and the changes.
 
     Raises:
-        CheckpointError: The checkpoint is missing or damaged, or a setting differs that must not change.
+        CheckpointError: The checkpoint is missing or damaged, or a setting differs that must not
+            change.
     """
     description = checkpoints.read_description(checkpoints.find(Path(path)))
     changes = compare(description, settings, [f"algo.{name}" for name in algorithm.hyper._fields])
     before, now = description.settings, json.loads(json.dumps(settings))
     check_boundary(description, now)
-    rates = [name for name in algorithm.hyper._fields if before.get(f"algo.{name}") != now.get(f"algo.{name}")]
+    rates = [
+        name
+        for name in algorithm.hyper._fields
+        if before.get(f"algo.{name}") != now.get(f"algo.{name}")
+    ]
     return Resumed(description, checkpoints.read_arrays(description), changes, rates)
 
 
@@ -91,7 +102,10 @@ def check_boundary(description: CheckpointFacts, settings: Mapping[str, Any]) ->
     Raises:
         CheckpointError: The environment would be stepped from another step on.
     """
-    old, new = (one.get("total_steps", 0) - one.get("online_steps", 0) for one in (description.settings, settings))
+    old, new = (
+        one.get("total_steps", 0) - one.get("online_steps", 0)
+        for one in (description.settings, settings)
+    )
     if "data" in settings and description.progress["env_steps"] > old != new:
         raise CheckpointError(
             f"online_steps: the environment has been stepped since {old:,} steps: write total_steps and online_steps "
@@ -99,7 +113,9 @@ def check_boundary(description: CheckpointFacts, settings: Mapping[str, Any]) ->
         )
 
 
-def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Sequence[str]) -> list[str]:
+def compare(
+    description: CheckpointFacts, settings: Mapping[str, Any], rates: Sequence[str]
+) -> list[str]:
     """List the settings that differ from a checkpoint's.
 
     Args:
@@ -124,14 +140,18 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
     rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
     if ARGUMENTS not in before:  # from the command, or a version that did not store them
         rules.pop(ARGUMENTS, None)
-    differing = [key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"]
+    differing = [
+        key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"
+    ]
     # A rate that is new since then is 0, as it was without it, unless it was given.
     differing = [key for key in differing if rules[key] == "fixed" or key in before or now[key]]
     for key in differing:
         was = before.get(key, 0.0 if key in SWITCHES else None)
         named = f"{key} was {was} in {description.path} and is {now.get(key)}"
         if key in SWITCHES and not (was and now.get(key)):
-            raise CheckpointError(f"{named}: a resumed run may change it, but not from or to 0; start a new run")
+            raise CheckpointError(
+                f"{named}: a resumed run may change it, but not from or to 0; start a new run"
+            )
         if rules[key] == "fixed":
             raise CheckpointError(
                 f"{named}: a resumed run needs the settings it was started with; only hyper-parameters, placement, "
@@ -139,7 +159,9 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
             )
     changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in differing]
     if description.versions != checkpoints.versions():
-        changes.append(f"versions: {description.versions} -> {checkpoints.versions()}; rounding may differ")
+        changes.append(
+            f"versions: {description.versions} -> {checkpoints.versions()}; rounding may differ"
+        )
     return changes
 
 
@@ -159,7 +181,8 @@ def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainStat
     """
     arrays = with_metrics(state, resumed.arrays)
     restored = checkpoints.restore(state, resumed.description, arrays, resumed.new_rates)
-    # Copied: a CPU device may use the memory of a NumPy array, and a chunk overwrites its arguments.
+    # Copied: a CPU device may use the memory of a NumPy array, and a chunk overwrites its
+    # arguments.
     return hosts.copy(program.place(restored))
 
 
@@ -176,17 +199,22 @@ def with_metrics(state: TrainState, arrays: Mapping[str, np.ndarray]) -> dict[st
         Arrays by name.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+    named = [
+        (jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves
+    ]
     ours = {name: leaf for name, leaf in named if METRICS in name}
     others = {name: array for name, array in arrays.items() if METRICS not in name}
     if all(name in arrays and arrays[name].shape == leaf.shape for name, leaf in ours.items()):
         return others | {name: arrays[name] for name in ours}
     unknown = {name: NEVER if name.endswith(".count") else 0.0 for name in ours}
-    return others | {name: np.full(leaf.shape, unknown[name], leaf.dtype) for name, leaf in ours.items()}
+    return others | {
+        name: np.full(leaf.shape, unknown[name], leaf.dtype) for name, leaf in ours.items()
+    }
 
 
 def begin_anew(state: TrainState, first: TrainState, graph: Graph, agent: BoundAgent) -> TrainState:
-    """Start new episodes in the host environments of a resumed run; in replay, the old ones are truncated.
+    """Start new episodes in the host environments of a resumed run; in replay, the old ones are
+    truncated.
 
     Args:
         state: Restored state.
@@ -198,12 +226,15 @@ def begin_anew(state: TrainState, first: TrainState, graph: Graph, agent: BoundA
         The state.
     """
     anew = {name: first.private[name] for name in tagged(graph, SAMPLING)}
-    ended = {name: agent.experience.end_episodes(state.private[name]) for name in tagged(graph, REPLAY)}
+    ended = {
+        name: agent.experience.end_episodes(state.private[name]) for name in tagged(graph, REPLAY)
+    }
     return state._replace(private={**state.private, **anew, **ended})
 
 
 def end_episodes(state: TrainState, graph: Graph, agent: BoundAgent) -> tuple[TrainState, int]:
-    """Truncate the running episodes of host environments that have been reset and stepped by others.
+    """Truncate the running episodes of host environments that have been reset and stepped by
+    others.
 
     Args:
         state: State after a tick.

@@ -33,13 +33,15 @@ from jaxrl_fast.training.records import (
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
-"""Columns of ``evals.csv``. ``success`` follows if the environment reports it, then ``env/`` and a name for each of its
-metrics, and ``return_0`` and so on for agents with separate rewards.
+"""Columns of ``evals.csv``. ``success`` follows if the environment reports it, then ``env/`` and a
+name for each of its metrics, and ``return_0`` and so on for agents with separate rewards.
 """
 
 
 LOCK = ".lock"
-"""File of a run folder that the process which trains there has locked. The system unlocks it when the process ends."""
+"""File of a run folder that the process which trains there has locked. The system unlocks it when
+the process ends.
+"""
 
 
 @contextlib.contextmanager
@@ -71,7 +73,8 @@ def locked(folder: Path) -> Iterator[str]:
 
 
 def check_unused(folder: Path) -> None:
-    """Check that nobody trains in a folder, before the slow parts of a start; `locked` makes sure of it.
+    """Check that nobody trains in a folder, before the slow parts of a start; `locked` makes sure
+    of it.
 
     Args:
         folder: Folder of a run, or a missing one.
@@ -79,8 +82,13 @@ def check_unused(folder: Path) -> None:
     Raises:
         ValueError: Another process or thread trains there.
     """
-    with contextlib.suppress(OSError, UnicodeEncodeError), (folder / LOCK).open(encoding="utf-8") as file:
-        _lock(file, folder, fcntl.LOCK_SH)  # shared, so that the processes of one run do not refuse each other
+    with (
+        contextlib.suppress(OSError, UnicodeEncodeError),
+        (folder / LOCK).open(encoding="utf-8") as file,
+    ):
+        _lock(
+            file, folder, fcntl.LOCK_SH
+        )  # shared, so that the processes of one run do not refuse each other
 
 
 def unwritable(folder: Path, error: OSError | UnicodeEncodeError) -> ValueError:
@@ -95,7 +103,9 @@ def unwritable(folder: Path, error: OSError | UnicodeEncodeError) -> ValueError:
     """
     if isinstance(error, UnicodeEncodeError):
         return ValueError(f"run_dir={str(folder)!a}: {lacking_letters()}")
-    return ValueError(f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=...")
+    return ValueError(
+        f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=..."
+    )
 
 
 def lacking_letters() -> str:
@@ -143,9 +153,13 @@ class GrowingTable:
         self._file.flush()
 
     def begin(self, columns: Sequence[str]) -> None:
-        """Write the names of the columns, which are on disk after the first rows or when the file is closed."""
+        """Write the names of the columns, which are on disk after the first rows or when the file
+        is closed.
+        """
         self._write([columns])
-        self.columns = list(columns)  # after the write: a folder that was missing may exist for the next rows
+        self.columns = list(
+            columns
+        )  # after the write: a folder that was missing may exist for the next rows
 
     def _write(self, lines: Sequence[Sequence[Any]]) -> None:
         if self._file is None:
@@ -167,8 +181,12 @@ def reported(totals: EpisodeTotals) -> dict[str, np.ndarray]:
     Returns:
         Values ``[S, episodes]`` by column of ``evals.csv``.
     """
-    success = {} if isinstance(totals.success, tuple) else {"success": np.asarray(totals.success, int)}
-    return success | {column_of(name): np.asarray(values) for name, values in dict(totals.metrics).items()}
+    success = (
+        {} if isinstance(totals.success, tuple) else {"success": np.asarray(totals.success, int)}
+    )
+    return success | {
+        column_of(name): np.asarray(values) for name, values in dict(totals.metrics).items()
+    }
 
 
 def evaluation_rows(env_steps: int, wall_s: float, totals: EpisodeTotals) -> list[Row]:
@@ -182,9 +200,16 @@ def evaluation_rows(env_steps: int, wall_s: float, totals: EpisodeTotals) -> lis
     Returns:
         Rows of ``evals.csv``.
     """
-    columns = {"return": np.asarray(totals.returns), "length": np.asarray(totals.length), **reported(totals)}
+    columns = {
+        "return": np.asarray(totals.returns),
+        "length": np.asarray(totals.length),
+        **reported(totals),
+    }
     if not isinstance(totals.agents, tuple):
-        columns |= {f"return_{i}": own for i, own in enumerate(np.moveaxis(np.asarray(totals.agents), -1, 0))}
+        columns |= {
+            f"return_{i}": own
+            for i, own in enumerate(np.moveaxis(np.asarray(totals.agents), -1, 0))
+        }
 
     def row(at: tuple[int, ...]) -> Row:
         when = {"seed": at[0], "env_steps": env_steps, "wall_s": f"{wall_s:.2f}"}
@@ -222,7 +247,9 @@ def check_tables(folder: Path) -> None:
 
 
 def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ()) -> list[str]:
-    """Remove a table's rows after ``env_steps`` (None: all) and of the steps ``without``; return its columns."""
+    """Remove a table's rows after ``env_steps`` (None: all) and of the steps ``without``; return
+    its columns.
+    """
     if env_steps is None or not path.exists():
         path.unlink(missing_ok=True)
         return []
@@ -262,11 +289,13 @@ def _read_table(path: Path) -> list[list[str]]:
 
 
 class RunFolder:
-    """Context manager that writes the files of a run; every row is on disk before the next chunk ends.
+    """Context manager that writes the files of a run; every row is on disk before the next chunk
+    ends.
 
-    ``resume_at`` continues existing tables without their rows after this number of environment steps, and without
-    evaluations after the steps ``evaluated_again``. ``facts`` are entries of ``run.json``. ``log`` is the logger of
-    scalars and of the ``settings``. A file that cannot be written prints one message and does not end training.
+    ``resume_at`` continues existing tables without their rows after this number of environment
+    steps, and without evaluations after the steps ``evaluated_again``. ``facts`` are entries of
+    ``run.json``. ``log`` is the logger of scalars and of the ``settings``. A file that cannot be
+    written prints one message and does not end training.
 
     Attributes:
         path: Folder of the run.
@@ -300,7 +329,9 @@ class RunFolder:
             self._evals = GrowingTable(path / "evals.csv", resume_at, evaluated_again)
             self.status = RunStatus(path, resumed=resume_at is not None, **(facts or {}))
             self.tell = self.status.noting(tell)
-            self._logger = self._open_logger(log, path, resume_at, written, settings or {}, self.status, self.tell)
+            self._logger = self._open_logger(
+                log, path, resume_at, written, settings or {}, self.status, self.tell
+            )
         except OSError as error:
             raise unwritable(path, error) from error
 
@@ -312,7 +343,11 @@ class RunFolder:
         def add() -> None:
             self._metrics.add([row])
             self._of_seeds.add(of_seeds)
-            numbers = {n: x for n, x in row.items() if isinstance(x, int | float) and not n.startswith("rate/")}
+            numbers = {
+                n: x
+                for n, x in row.items()
+                if isinstance(x, int | float) and not n.startswith("rate/")
+            }
             self._logger.add("train", numbers, row["env_steps"])
 
         self._try(add)
@@ -322,9 +357,17 @@ class RunFolder:
 
         def add() -> None:
             self._evals.add(evaluation_rows(env_steps, wall_s, totals))
-            means = {"return_mean": float(np.mean(totals.returns)), "length_mean": float(np.mean(totals.length))}
-            found = {"success_rate" if n == "success" else n: mean_of_finite(x) for n, x in reported(totals).items()}
-            self._logger.add("eval", means | {n: x for n, x in found.items() if x is not None}, env_steps)
+            means = {
+                "return_mean": float(np.mean(totals.returns)),
+                "length_mean": float(np.mean(totals.length)),
+            }
+            found = {
+                "success_rate" if n == "success" else n: mean_of_finite(x)
+                for n, x in reported(totals).items()
+            }
+            self._logger.add(
+                "eval", means | {n: x for n, x in found.items() if x is not None}, env_steps
+            )
 
         self._try(add)
 
@@ -372,12 +415,15 @@ class RunFolder:
             write()
         except OSError as error:
             if not self.broken:
-                self.tell(f"cannot write to {self.path} ({error.strerror or error}): training continues without it")
+                self.tell(
+                    f"cannot write to {self.path} ({error.strerror or error}): training continues without it"
+                )
             self.broken = True
 
 
 def write_summary(folder: Path, summary: Row) -> None:
-    """Write ``summary.json``. Other entries that it contains are retained; an unreadable file is replaced.
+    """Write ``summary.json``. Other entries that it contains are retained; an unreadable file is
+    replaced.
 
     Args:
         folder: Folder of the run.
@@ -490,14 +536,21 @@ def read_run(folder: Path) -> RunView:
     """
     status = read_status(folder)
     summary = read_entries(folder / "summary.json")
-    state, settings = state_now(status) if status else _guess_state(folder, summary), read_settings(folder)
-    tables = (read_columns(folder / f"{name}.csv") for name in ("metrics", "metrics_seeds", "evals"))
+    state, settings = (
+        state_now(status) if status else _guess_state(folder, summary),
+        read_settings(folder),
+    )
+    tables = (
+        read_columns(folder / f"{name}.csv") for name in ("metrics", "metrics_seeds", "evals")
+    )
     return RunView(folder, state, status, settings, summary, *tables)
 
 
 UNEVALUATED: dict[Any, str] = {0: "not evaluated (eval.every=0)"}
 NOT_YET = "not evaluated yet"
-"""What to show in place of the greedy returns of a run that has none, by ``eval.every`` in ``run.json``, or else."""
+"""What to show in place of the greedy returns of a run that has none, by ``eval.every`` in
+``run.json``, or else.
+"""
 
 
 def name_of(settings: Mapping[str, Any], group: str) -> str:
@@ -526,12 +579,18 @@ def scores_of(evals: Columns) -> Scores:
         Scores, oldest first, without evaluations that lack a seed.
     """
     known = set(EVAL_COLUMNS) <= set(evals)
-    steps, seeds = (np.unique(evals[name]) if known else np.zeros(0) for name in ("env_steps", "seed"))
+    steps, seeds = (
+        np.unique(evals[name]) if known else np.zeros(0) for name in ("env_steps", "seed")
+    )
     found = [(step, _scores_at(evals, step, seeds)) for step in steps[np.isfinite(steps)]]
     whole = [(step, *scores) for step, scores in found if scores is not None]
-    columns = [np.array(column) for column in zip(*whole, strict=True)] if whole else [np.zeros(0)] * 6
+    columns = (
+        [np.array(column) for column in zip(*whole, strict=True)] if whole else [np.zeros(0)] * 6
+    )
     at, times, returns, low, high, success = columns
-    return Scores(at, times, returns.reshape(len(at), -1) if whole else np.zeros((0, 0)), low, high, success)
+    return Scores(
+        at, times, returns.reshape(len(at), -1) if whole else np.zeros((0, 0)), low, high, success
+    )
 
 
 def read_columns(path: Path) -> Columns:
@@ -551,11 +610,15 @@ def read_columns(path: Path) -> Columns:
     if not rows:
         return {}
     names, whole = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
-    numbers = np.array([[_number(cell) for cell in row] for row in whole]).reshape(len(whole), len(names))
+    numbers = np.array([[_number(cell) for cell in row] for row in whole]).reshape(
+        len(whole), len(names)
+    )
     return {name: numbers[:, column] for column, name in enumerate(names)}
 
 
-def _scores_at(evals: Columns, step: float, seeds: np.ndarray) -> tuple[float, np.ndarray, float, float, float] | None:
+def _scores_at(
+    evals: Columns, step: float, seeds: np.ndarray
+) -> tuple[float, np.ndarray, float, float, float] | None:
     here = evals["env_steps"] == step
     returns, of_seed = evals["return"][here], evals["seed"][here]
     if not np.isfinite(returns).all() or not np.isin(seeds, of_seed).all():

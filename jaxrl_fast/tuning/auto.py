@@ -1,4 +1,6 @@
-"""``num_envs=auto`` and ``overlap=auto``: from the cache, else by a short measurement if the run is long."""
+"""``num_envs=auto`` and ``overlap=auto``: from the cache, else by a short measurement if the run is
+long.
+"""
 
 import dataclasses
 import statistics
@@ -28,12 +30,15 @@ FACTORS = (0.25, 4.0)
 """Measured widths in addition to the environment's default, as multiples of it."""
 
 
-def resolve(run: Run, *, may_measure: bool, log: Tell = lambda line: print(line, flush=True)) -> Run:
+def resolve(
+    run: Run, *, may_measure: bool, log: Tell = lambda line: print(line, flush=True)
+) -> Run:
     """Set the number of environments that is fastest here, and the sizes that depend on it.
 
     Args:
         run: Run, which may have ``num_envs=auto``.
-        may_measure: Whether to measure a long run without a cached result; else the environment's default is used.
+        may_measure: Whether to measure a long run without a cached result; else the environment's
+            default is used.
         log: Receives a message.
 
     Returns:
@@ -45,12 +50,16 @@ def resolve(run: Run, *, may_measure: bool, log: Tell = lambda line: print(line,
     asked = dataclasses.replace(run, auto_width=False)
     finding = tuning_cache.look_up(tuning_cache.make_key(asked, tuning_cache.this_device()))
     if finding is None and not may_measure:
-        log(f"num_envs=auto: no cached measurement on this machine: {asked.num_envs} environments, the default")
+        log(
+            f"num_envs=auto: no cached measurement on this machine: {asked.num_envs} environments, the default"
+        )
     if finding is None and may_measure:
         finding = look_around(asked, log)
     if finding is None:
         return asked
-    log(f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})")
+    log(
+        f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
+    )
     placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
     return tuning_cache.apply(asked, {**finding.learning, **placed})
 
@@ -81,7 +90,9 @@ def look_around(asked: Run, log: Tell) -> Finding | None:
         The fastest width, which is saved; None if nothing was measured.
     """
     legal, _ = widths(asked, learns=True)
-    nearest = {min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS}
+    nearest = {
+        min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS
+    }
     others = sorted({asked.num_envs, *nearest})
     doing = f"measures {', '.join(map(str, others))} environments"
     words = "num_envs=auto", f"{asked.num_envs} environments, the default", doing
@@ -90,7 +101,12 @@ def look_around(asked: Run, log: Tell) -> Finding | None:
 
 
 def measure_if_long(
-    own: Candidate, candidates: Sequence[Candidate], worth_s: float, repeats: int, words: Sequence[str], log: Tell
+    own: Candidate,
+    candidates: Sequence[Candidate],
+    worth_s: float,
+    repeats: int,
+    words: Sequence[str],
+    log: Tell,
 ) -> list[Row]:
     """Measure candidates in turn if the run is long.
 
@@ -99,7 +115,8 @@ def measure_if_long(
         candidates: Candidates to compare.
         worth_s: Expected seconds of the run from which they are measured.
         repeats: Repeats of each candidate.
-        words: Parts of the messages: the key, the consequence without a measurement, and the measurement.
+        words: Parts of the messages: the key, the consequence without a measurement, and the
+            measurement.
         log: Receives messages.
 
     Returns:
@@ -113,7 +130,9 @@ def measure_if_long(
             return []
         run_s = own.run.total_steps * own.run.num_seeds / alone.outcome().rate
         if run_s < worth_s:
-            log(f"{key}: no cached measurement, and the run takes only about {clock(run_s)}: {otherwise}")
+            log(
+                f"{key}: no cached measurement, and the run takes only about {clock(run_s)}: {otherwise}"
+            )
             return []
         log(f"{key}: the run takes about {clock(run_s)}: {doing}")
         return measure_in_turn([(candidate, "training") for candidate in candidates], settings)
@@ -134,7 +153,11 @@ def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
         return None
     row = next(row for row in rows if row.value == best)
     finding = Finding(
-        tuning_cache.sizes_of(row.run), {}, row.effect, time.strftime("on %Y-%m-%d by a short look"), True
+        tuning_cache.sizes_of(row.run),
+        {},
+        row.effect,
+        time.strftime("on %Y-%m-%d by a short look"),
+        True,
     )
     tuning_cache.remember(tuning_cache.make_key(asked, tuning_cache.device_of(row.facts)), finding)
     return finding
@@ -142,7 +165,9 @@ def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
 
 GAIN = 1.05
 OVERLAP_WORTH_S = 1_800.0
-"""Expected seconds of a run from which overlaps are measured, for which several programs are compiled."""
+"""Expected seconds of a run from which overlaps are measured, for which several programs are
+compiled.
+"""
 OVERLAP_REPEATS = 5
 OBJECTIVE = "overlap"
 """Objective of the cached results, in addition to the autotuner's."""
@@ -153,12 +178,15 @@ EFFECTS: dict[Overlap, str] = {
 }
 
 
-def resolve_overlap(run: Run, *, may_measure: bool, log: Tell = lambda line: print(line, flush=True)) -> Run:
+def resolve_overlap(
+    run: Run, *, may_measure: bool, log: Tell = lambda line: print(line, flush=True)
+) -> Run:
     """Set the overlap that is fastest here, and its placement.
 
     Args:
         run: Run, which may have ``overlap=auto``.
-        may_measure: Whether to measure a long run without a cached result; else the overlap is "none".
+        may_measure: Whether to measure a long run without a cached result; else the overlap is
+            "none".
         log: Receives a message.
 
     Returns:
@@ -190,7 +218,12 @@ def ways(asked: Run, devices: int) -> Iterator[Candidate]:
         Candidates.
     """
     if envs.is_host(asked.env):
-        yield Candidate("overlap", "sampling", dataclasses.replace(asked, overlap="sampling"), EFFECTS["sampling"])
+        yield Candidate(
+            "overlap",
+            "sampling",
+            dataclasses.replace(asked, overlap="sampling"),
+            EFFECTS["sampling"],
+        )
         return
     together: tuple[tuple[Overlap, str, int], ...] = (
         ("actor_critic", "actor_critic", 2),
@@ -218,8 +251,14 @@ def look_around_overlap(asked: Run, devices: int, log: Tell) -> Finding | None:
     if not others:
         log("overlap=auto: nothing could run at the same time on this machine: no overlap")
         return None
-    words = "overlap=auto", "no overlap", f"measures none, {', '.join(str(other.value) for other in others)} in turn"
-    return conclude_overlap(asked, measure_if_long(own, [own, *others], OVERLAP_WORTH_S, OVERLAP_REPEATS, words, log))
+    words = (
+        "overlap=auto",
+        "no overlap",
+        f"measures none, {', '.join(str(other.value) for other in others)} in turn",
+    )
+    return conclude_overlap(
+        asked, measure_if_long(own, [own, *others], OVERLAP_WORTH_S, OVERLAP_REPEATS, words, log)
+    )
 
 
 def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
@@ -236,7 +275,11 @@ def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
         return None
     own, *others = rows
     # Steps/s relative to ``own`` in each round.
-    gains = [(row, [a / b for a, b in zip(row.tick_hz, own.tick_hz, strict=False)]) for row in others if row.tick_hz]
+    gains = [
+        (row, [a / b for a, b in zip(row.tick_hz, own.tick_hz, strict=False)])
+        for row in others
+        if row.tick_hz
+    ]
     learning, free, effect = {"overlap": "none"}, dict[str, str | int](), "none: nothing else ran"
     if gains:
         row, gain = max(gains, key=lambda pair: statistics.median(pair[1]))
@@ -244,9 +287,15 @@ def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
         made = f"{median:.2f} × [{min(gain):.2f}, {max(gain):.2f}] the steps/s of none"
         effect = f"none: the fastest other, {row.value}, made {made}"
         if median >= GAIN and min(gain) > 1:
-            learning, free, effect = {"overlap": row.value}, _placed(asked, row), f"{row.value} ({row.effect}): {made}"
+            learning, free, effect = (
+                {"overlap": row.value},
+                _placed(asked, row),
+                f"{row.value} ({row.effect}): {made}",
+            )
     finding = Finding(learning, free, effect, time.strftime("on %Y-%m-%d"), True)
-    tuning_cache.remember(tuning_cache.make_key(asked, tuning_cache.device_of(own.facts), OBJECTIVE), finding)
+    tuning_cache.remember(
+        tuning_cache.make_key(asked, tuning_cache.device_of(own.facts), OBJECTIVE), finding
+    )
     return finding
 
 

@@ -1,7 +1,7 @@
 """What the autotuner varies, and the effect of each change on learning.
 
-Samples per update and updates per sample stay constant: another number of environments also changes the rollout length
-or, if a rollout is already a single step, the number of updates in a tick.
+Samples per update and updates per sample stay constant: another number of environments also changes
+the rollout length or, if a rollout is already a single step, the number of updates in a tick.
 """
 
 import dataclasses
@@ -47,15 +47,18 @@ class Candidate(NamedTuple):
     effect: str
 
 
-def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> tuple[list[int], list[str]]:
+def widths(
+    asked: Run, *, learns: bool, max_num_envs: int | None = None
+) -> tuple[list[int], list[str]]:
     """Return the widths to try.
 
-    They are about four between a power of two and the next, from a fraction of the run's width (divided by a power of
-    four) up to the limit.
+    They are about four between a power of two and the next, from a fraction of the run's width
+    (divided by a power of four) up to the limit.
 
     Args:
         asked: Run.
-        learns: Whether to return only widths that preserve samples per update and updates per sample.
+        learns: Whether to return only widths that preserve samples per update and updates per
+            sample.
         max_num_envs: Largest width; None for the default limit.
 
     Returns:
@@ -78,18 +81,28 @@ def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> tupl
     first = own / 4.0 ** max(0, int(log2(own / FIRST_WIDTH) / 2)) if own > FIRST_WIDTH else own
     legal, left_out = {own}, []
     for nominal in _round_numbers(first, max(limit, own)):
-        near = next((w for w in _around(nominal, min(first, own), max(limit, own)) if fits(asked, w, learns)), None)
+        near = next(
+            (
+                w
+                for w in _around(nominal, min(first, own), max(limit, own))
+                if fits(asked, w, learns)
+            ),
+            None,
+        )
         if near is None:
             left_out.append(nominal)
         else:
             legal.add(near)
     if left_out:
-        notes.append(f"excluded, because they change the samples per update: {', '.join(map(str, left_out))}")
+        notes.append(
+            f"excluded, because they change the samples per update: {', '.join(map(str, left_out))}"
+        )
     return sorted(legal), notes
 
 
 def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
-    """Return a run with another width, and the rollout length and updates that preserve samples and updates.
+    """Return a run with another width, and the rollout length and updates that preserve samples and
+    updates.
 
     Args:
         asked: Run.
@@ -103,22 +116,29 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
         ValueError: No rollout length preserves them.
     """
     if not fits(asked, width, learns):
-        raise ValueError(f"num_envs={width} changes the {_samples(asked):,} samples per update: write another number")
+        raise ValueError(
+            f"num_envs={width} changes the {_samples(asked):,} samples per update: write another number"
+        )
     length = max(1, _samples(asked) // width)
     options = {**asked.algo_options, "rollout_length": length}
     if not _on_policy(asked):
-        options["updates_per_tick"] = max(1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked))
+        options["updates_per_tick"] = max(
+            1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked)
+        )
     if not learns and _on_policy(asked):
         options["num_minibatches"] = 1  # without updates every width is possible
     elif not learns:
-        options["buffer_size"] = max(options["buffer_size"], 2 * width * (length + options.get("n_step", 1)))
+        options["buffer_size"] = max(
+            options["buffer_size"], 2 * width * (length + options.get("n_step", 1))
+        )
     run = dataclasses.replace(asked, num_envs=width, algo_options=options)
     effect = _width_effect(asked, run) if learns else "none: there are no updates"
     return Candidate("num_envs", width, run, effect)
 
 
 def fits(asked: Run, width: int, learns: bool) -> bool:
-    """Return whether a width preserves the samples per update and is divisible into the groups of a pool.
+    """Return whether a width preserves the samples per update and is divisible into the groups of a
+    pool.
 
     Args:
         asked: Run.
@@ -137,7 +157,10 @@ def fits(asked: Run, width: int, learns: bool) -> bool:
         return True
     if not _on_policy(asked):
         return asked.algo_options["updates_per_tick"] * width * length % _samples(asked) == 0
-    sequences_fit = not asked.algo_options.get("recurrent_size") or width % asked.algo_options["num_minibatches"] == 0
+    sequences_fit = (
+        not asked.algo_options.get("recurrent_size")
+        or width % asked.algo_options["num_minibatches"] == 0
+    )
     return width * length == _samples(asked) and length >= _least_rollout(asked) and sequences_fit
 
 
@@ -159,7 +182,12 @@ def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
         names["actor_critic"] = 2
     if devices > 1 and run.overlap in ("sampling", "all"):
         names["sampler_learner"] = 2 if host else devices
-    if host and run.pool["backend"] == "workers" and run.pool["order"] == "fixed" and _long_rollouts(run):
+    if (
+        host
+        and run.pool["backend"] == "workers"
+        and run.pool["order"] == "fixed"
+        and _long_rollouts(run)
+    ):
         names[WORKER_ACTING] = 1
     if devices > 1 and run.learners > 1 and not host:
         names["parameter_server"] = devices
@@ -183,7 +211,12 @@ def device_counts(run: Run, devices: int) -> Iterator[Candidate]:
     Returns:
         Candidates.
     """
-    if run.placement not in ("sharded_sampling", "data_parallel", "sampler_learner", "parameter_server"):
+    if run.placement not in (
+        "sharded_sampling",
+        "data_parallel",
+        "sampler_learner",
+        "parameter_server",
+    ):
         return
     count = devices
     while count > 1:
@@ -205,11 +238,19 @@ def pools(run: Run, cores: int) -> Iterator[Candidate]:
     if not envs.is_host(run.env) or run.pool["backend"] != "workers":
         return
     size = run.num_envs // (1 if run.pool["bridge"] == "worker" else run.pool["num_groups"])
-    for workers in sorted({0, 1, *(cores >> shift for shift in range(cores.bit_length())), 2 * cores}):
+    for workers in sorted(
+        {0, 1, *(cores >> shift for shift in range(cores.bit_length())), 2 * cores}
+    ):
         if workers <= size and workers != run.pool["workers"]:
-            share = f"{-(-size // workers)} environments of a group to a worker" if workers else "in the main process"
+            share = (
+                f"{-(-size // workers)} environments of a group to a worker"
+                if workers
+                else "in the main process"
+            )
             changed = dataclasses.replace(run, pool={**run.pool, "workers": workers})
-            yield Candidate("pool", workers, changed, f"none: {share}; a seed gives the same numbers")
+            yield Candidate(
+                "pool", workers, changed, f"none: {share}; a seed gives the same numbers"
+            )
 
 
 def bursts(run: Run) -> Iterator[Candidate]:
@@ -224,7 +265,9 @@ def bursts(run: Run) -> Iterator[Candidate]:
     if _on_policy(run):
         return
     for factor in (2, 4):
-        length, updates = (factor * run.algo_options[name] for name in ("rollout_length", "updates_per_tick"))
+        length, updates = (
+            factor * run.algo_options[name] for name in ("rollout_length", "updates_per_tick")
+        )
         options = {**run.algo_options, "rollout_length": length, "updates_per_tick": updates}
         changed = dataclasses.replace(run, algo_options=options)
         effect = f"same updates per step; {_age(run, changed)}"
@@ -232,7 +275,8 @@ def bursts(run: Run) -> Iterator[Candidate]:
 
 
 def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
-    """List other batch sizes. Learning rates are unchanged, although a larger batch often requires another.
+    """List other batch sizes. Learning rates are unchanged, although a larger batch often requires
+    another.
 
     Args:
         run: Run.
@@ -248,10 +292,14 @@ def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]
             fits_in = size <= options["buffer_size"]
         else:
             options["num_minibatches"] = max(1, _samples(run) // size)
-            fits_in = options["num_minibatches"] * size == _samples(run) and not options.get("recurrent_size")
+            fits_in = options["num_minibatches"] * size == _samples(run) and not options.get(
+                "recurrent_size"
+            )
         if fits_in and size != batch_size(run):
             effect = f"changes learning: an update averages {size:,} samples instead of {batch_size(run):,}"
-            yield Candidate("batch_size", size, dataclasses.replace(run, algo_options=options), effect)
+            yield Candidate(
+                "batch_size", size, dataclasses.replace(run, algo_options=options), effect
+            )
 
 
 def batch_size(run: Run) -> int:
@@ -331,7 +379,12 @@ def _age(before: Run, after: Run) -> str:
 
 
 def _round_numbers(first: float, last: int) -> list[int]:
-    numbers = {2**k * part // 4 for k in range(last.bit_length() + 1) for part in PER_OCTAVE if 2**k * part % 4 == 0}
+    numbers = {
+        2**k * part // 4
+        for k in range(last.bit_length() + 1)
+        for part in PER_OCTAVE
+        if 2**k * part % 4 == 0
+    }
     return sorted(number for number in numbers if first <= number <= last)
 
 

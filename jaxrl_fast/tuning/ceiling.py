@@ -1,7 +1,9 @@
-"""Bounds of training, as separate graphs: sampling alone, the environments alone, and the gradient updates alone.
+"""Bounds of training, as separate graphs: sampling alone, the environments alone, and the gradient
+updates alone.
 
-They are compiled and placed like any graph, with the same joined arrays as training, so they are comparable with it: on
-one machine, a tick of training needs at least the time of sampling plus the time of the updates.
+They are compiled and placed like any graph, with the same joined arrays as training, so they are
+comparable with it: on one machine, a tick of training needs at least the time of sampling plus the
+time of the updates.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,8 @@ from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 
 
 def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
-    """Build a graph that samples as training does, with constant parameters; the rollout is stored and not used.
+    """Build a graph that samples as training does, with constant parameters; the rollout is stored
+    and not used.
 
     Args:
         env: Environments.
@@ -46,7 +49,10 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     sample = sampler(env, agent, joined=starts_kernels_singly(jax.default_backend()))
 
     def init(key: jax.Array) -> dict[str, PyTree]:
-        return {**init_learned(agent, agent.acting.parts, key), "statistics": init_statistics(env, agent)}
+        return {
+            **init_learned(agent, agent.acting.parts, key),
+            "statistics": init_statistics(env, agent),
+        }
 
     def step(private: dict[str, PyTree], inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return private, {channel: private[channel] for channel in sample.reads}, {}
@@ -60,7 +66,12 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     policy = Fragment("policy", init, step, (), sample.reads)
     # Without a reader the compiler removes the parts of a rollout that only updates need.
     stored = Fragment(
-        "stored", init_store, store, ("rollout",), (), division=ShardingAxes(1, {}, env.num_envs, "environments")
+        "stored",
+        init_store,
+        store,
+        ("rollout",),
+        (),
+        division=ShardingAxes(1, {}, env.num_envs, "environments"),
     )
     return Graph((policy, sample, stored), products=agent.products)
 
@@ -94,7 +105,8 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
 
 
 def host_environments_only(env: HostEnv) -> Callable[[int], None]:
-    """Return a function that steps host environments with uniform random actions, in alternating groups.
+    """Return a function that steps host environments with uniform random actions, in alternating
+    groups.
 
     Args:
         env: Host environments.
@@ -108,7 +120,9 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
         numbers = space.num_actions if isinstance(space, Discrete) else space.sizes
         actions = rng.integers(0, numbers, (64, size, *action_shape(env.spec)), np.int32)
     else:
-        actions = rng.uniform(space.low, space.high, (64, size, *space.low.shape)).astype(np.float32)
+        actions = rng.uniform(space.low, space.high, (64, size, *space.low.shape)).astype(
+            np.float32
+        )
     env.reset(list(range(env.num_seeds)))
 
     def run(num_steps: int) -> None:
@@ -123,7 +137,8 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
 
 
 def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
-    """Build a graph that makes the gradient updates of training, always on the same batches of random numbers.
+    """Build a graph that makes the gradient updates of training, always on the same batches of
+    random numbers.
 
     Args:
         env: Environments.
@@ -191,6 +206,10 @@ def _noise(shapes: PyTree, key: jax.Array) -> PyTree:
 
     def fill(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         real = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jax.random.normal(key, leaf.shape, leaf.dtype) if real else jnp.zeros(leaf.shape, leaf.dtype)
+        return (
+            jax.random.normal(key, leaf.shape, leaf.dtype)
+            if real
+            else jnp.zeros(leaf.shape, leaf.dtype)
+        )
 
     return jax.tree.map(fill, shapes)

@@ -55,7 +55,9 @@ class Request(NamedTuple):
 
 
 SILENCE_S = 900.0
-"""Seconds without an answer after which a trial is killed, longer than any compilation or repeat should take."""
+"""Seconds without an answer after which a trial is killed, longer than any compilation or repeat
+should take.
+"""
 POLL_S = 0.1
 LAST_WORDS = 2000
 """Characters at the end of a crashed trial's stderr that are read."""
@@ -114,15 +116,21 @@ class Child:
         request = Request(str(path), what, memory_cap, repeat_s)
         with self.errors.open("w", encoding="utf-8") as errors:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-            # Otherwise JAX reserves most of an accelerator's memory, which hides the free memory from other trials.
+            # Otherwise JAX reserves most of an accelerator's memory, which hides the free memory
+            # from other trials.
             env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-            self.process = start_module("jaxrl_fast.tuning.trial", json.dumps(request), env=env, text=True, **pipes)
+            self.process = start_module(
+                "jaxrl_fast.tuning.trial", json.dumps(request), env=env, text=True, **pipes
+            )
         assert self.process.stdout is not None
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()
+        threading.Thread(
+            target=_hand_on, args=(self.process.stdout, self.answers), daemon=True
+        ).start()
 
     def ready(self) -> dict[str, Any] | Failure:
-        """Return facts about the compiled candidate (the ``ready`` answer of `trial`), or its failure.
+        """Return facts about the compiled candidate (the ``ready`` answer of `trial`), or its
+        failure.
 
         Raises:
             Stopped: The user requested a stop.
@@ -130,7 +138,8 @@ class Child:
         return self._answer()
 
     def repeat(self) -> dict[str, Any] | Failure:
-        """Measure one repeat: return an answer with the ``seconds`` of ``ticks`` ticks, or the failure.
+        """Measure one repeat: return an answer with the ``seconds`` of ``ticks`` ticks, or the
+        failure.
 
         Raises:
             Stopped: The user requested a stop.
@@ -154,15 +163,27 @@ class Child:
             self.answers.put(None)  # for the next call
             return self._ended()
         answer = json.loads(line)
-        return answer if answer["kind"] in ("ready", "repeat") else Failure(answer["kind"], answer["why"])
+        return (
+            answer
+            if answer["kind"] in ("ready", "repeat")
+            else Failure(answer["kind"], answer["why"])
+        )
 
     def _ended(self) -> Failure:
         status = self.process.wait()
-        lines = self.errors.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:].strip().splitlines()
+        lines = (
+            self.errors.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:]
+            .strip()
+            .splitlines()
+        )
         last = f": {lines[-1]}" if lines else ""
         if status == -signal.SIGKILL:
             return Failure("killed", "ended by SIGKILL, which the system sends if memory runs out")
-        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        how = (
+            f"ended by {signal.Signals(-status).name}"
+            if status < 0
+            else f"ended with exit code {status}"
+        )
         return Failure("crashed", f"{how}{last}")
 
     def __enter__(self) -> "Child":
@@ -217,14 +238,18 @@ class Row(NamedTuple):
     def rates(self, unit: str) -> tuple[float, ...]:
         """Return the rates of every repeat, over all seeds.
 
-        The unit is ``sampling_hz`` (environment steps/s), ``update_hz`` or ``update_frame_hz`` (updates/s times the
-        batch size).
+        The unit is ``sampling_hz`` (environment steps/s), ``update_hz`` or ``update_frame_hz``
+        (updates/s times the batch size).
         """
         facts = self.facts
         if not self.tick_hz:
             return ()
         steps, updates = facts["num_envs"] * facts["rollout_length"], facts["updates_per_tick"]
-        amounts = {"sampling_hz": steps, "update_hz": updates, "update_frame_hz": updates * facts["batch_size"]}
+        amounts = {
+            "sampling_hz": steps,
+            "update_hz": updates,
+            "update_frame_hz": updates * facts["batch_size"],
+        }
         return tuple(hz * facts["num_seeds"] * amounts[unit] for hz in self.tick_hz)
 
     def outcome(self, unit: str = "sampling_hz") -> Outcome:
@@ -246,7 +271,8 @@ class Settings(NamedTuple):
         repeats: Most repeats of a candidate.
         repeat_s: Shortest duration of a repeat in seconds.
         enough_s: Seconds of repeats after which no more are made.
-        stopped: Whether the user requested a stop, which ends a measurement with `measuring.Stopped`.
+        stopped: Whether the user requested a stop, which ends a measurement with
+            `measuring.Stopped`.
     """
 
     folder: Path
@@ -257,7 +283,9 @@ class Settings(NamedTuple):
     stopped: ShouldStop = lambda: False
 
 
-def measure(candidate: Candidate, what: What, go_on: GoOn, settings: Settings, unit: str = "sampling_hz") -> Row:
+def measure(
+    candidate: Candidate, what: What, go_on: GoOn, settings: Settings, unit: str = "sampling_hz"
+) -> Row:
     """Measure one candidate.
 
     Args:
@@ -318,7 +346,12 @@ def start(run: Run, what: What, settings: Settings) -> Child:
         The process.
     """
     return Child(
-        run, what, settings.folder, memory_cap=settings.memory_cap, repeat_s=settings.repeat_s, stopped=settings.stopped
+        run,
+        what,
+        settings.folder,
+        memory_cap=settings.memory_cap,
+        repeat_s=settings.repeat_s,
+        stopped=settings.stopped,
     )
 
 
@@ -337,20 +370,40 @@ def spread(rates: Sequence[float]) -> Spread:
     return {"median": median, "low": low, "high": high}
 
 
-def _first_row(candidate: Candidate, what: What, answer: dict[str, Any] | Failure, began_s: float) -> Row:
-    row = Row(*candidate[:2], candidate.effect, candidate.run, what, "measured", "", {}, (), None, 0.0, 0.0)
+def _first_row(
+    candidate: Candidate, what: What, answer: dict[str, Any] | Failure, began_s: float
+) -> Row:
+    row = Row(
+        *candidate[:2],
+        candidate.effect,
+        candidate.run,
+        what,
+        "measured",
+        "",
+        {},
+        (),
+        None,
+        0.0,
+        0.0,
+    )
     row = row._replace(took_s=time.perf_counter() - began_s)
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why)
-    resolved = dataclasses.replace(candidate.run, placement=answer["placement"], devices=answer["devices"])
+    resolved = dataclasses.replace(
+        candidate.run, placement=answer["placement"], devices=answer["devices"]
+    )
     return row._replace(run=resolved, facts=answer)
 
 
 def _with_repeat(row: Row, answer: dict[str, Any] | Failure, began_s: float) -> Row:
-    """Add a repeat to a result. A candidate that fails later has no rate, because it would not finish a run."""
+    """Add a repeat to a result. A candidate that fails later has no rate, because it would not
+    finish a run.
+    """
     took_s = time.perf_counter() - began_s
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why, tick_hz=(), took_s=took_s)
     tick_hz = (*row.tick_hz, answer["ticks"] / answer["seconds"])
     others = max(row.others, answer["others"] or 0.0)
-    return row._replace(tick_hz=tick_hz, peak_bytes=answer["peak_bytes"], others=others, took_s=took_s)
+    return row._replace(
+        tick_hz=tick_hz, peak_bytes=answer["peak_bytes"], others=others, took_s=took_s
+    )

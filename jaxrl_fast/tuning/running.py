@@ -21,14 +21,18 @@ from jaxrl_fast.views.graph_tables import new_console
 
 
 class SweepStop(StopSignal):
-    """Signal handler of a sweep, as `StopSignal`: the first signal ends the sweep, the second the process."""
+    """Signal handler of a sweep, as `StopSignal`: the first signal ends the sweep, the second the
+    process.
+    """
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         self.ignore()
 
 
-def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str], own_keys: Sequence[str]) -> int:
+def run_sweep(
+    plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str], own_keys: Sequence[str]
+) -> int:
     """Run a sweep, print and write its results. After a signal, the results so far are saved.
 
     Args:
@@ -47,7 +51,9 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
 
     def on_row(record: Record, row: Row) -> None:
         print(sweep_report.line(row, row is record.best), flush=True)
-        sweep_report.write(sweep_report.document(plan, record, settings, argv, interrupted=True), stem)
+        sweep_report.write(
+            sweep_report.document(plan, record, settings, argv, interrupted=True), stem
+        )
 
     record, stop = Record(on_row), SweepStop()
     try:
@@ -65,7 +71,9 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
     if stop.number is not None:
         return 128 + stop.number
     if record.best is None:
-        raise ConfigError(f"no candidate ran; the last one: {record.rows[-1].status}: {record.rows[-1].why}")
+        raise ConfigError(
+            f"no candidate ran; the last one: {record.rows[-1].status}: {record.rows[-1].why}"
+        )
     print_use(plan, record, remember(plan, record), argv, own_keys)
     return 0
 
@@ -88,11 +96,15 @@ def remember(plan: SweepPlan, record: Record) -> Path | None:
     if "pool" in plan.knobs and run.pool["workers"] is not None:
         free |= {"pool.workers": run.pool["workers"]}
     learning, when = tuning_cache.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
-    key = tuning_cache.make_key(plan.asked, tuning_cache.device_of(record.best.facts), plan.objective)
+    key = tuning_cache.make_key(
+        plan.asked, tuning_cache.device_of(record.best.facts), plan.objective
+    )
     return tuning_cache.remember(key, Finding(learning, free, record.width.effect, when, False))
 
 
-def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence[str], own_keys: Sequence[str]) -> None:
+def print_use(
+    plan: SweepPlan, record: Record, path: Path | None, argv: Sequence[str], own_keys: Sequence[str]
+) -> None:
     """Print the command that trains with the result.
 
     Args:
@@ -127,7 +139,9 @@ def make_folder(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ConfigError(f"cannot write to out={path} ({error.strerror}): write another folder") from None
+        raise ConfigError(
+            f"cannot write to out={path} ({error.strerror}): write another folder"
+        ) from None
 
 
 @contextmanager

@@ -1,10 +1,12 @@
-"""Search for the fastest of sorted sizes, with the measurement as an argument. Uses no process and no device.
+"""Search for the fastest of sorted sizes, with the measurement as an argument. Uses no process and
+no device.
 
-The search assumes that throughput over the logarithm of the size has one peak, which may be flat. The user's size is
-measured first: it shows whether anything runs at all, and much slower sizes need no repeats. From there it measures
-sizes a factor of four apart, upwards until two are no faster and then down. Then it halves the gap next to the best
-size that may contain a faster one, by the straight lines through its neighbors, until none is left. The first halving
-gives powers of two; measuring all of these would take more than a quarter of the time of a full grid if the peak is at
+The search assumes that throughput over the logarithm of the size has one peak, which may be flat.
+The user's size is measured first: it shows whether anything runs at all, and much slower sizes need
+no repeats. From there it measures sizes a factor of four apart, upwards until two are no faster and
+then down. Then it halves the gap next to the best size that may contain a faster one, by the
+straight lines through its neighbors, until none is left. The first halving gives powers of two;
+measuring all of these would take more than a quarter of the time of a full grid if the peak is at
 large sizes.
 """
 
@@ -17,23 +19,25 @@ from typing import NamedTuple, TypeVar
 CLIMB = 4
 """Factor between the sizes that are measured first."""
 GAIN = 0.02
-"""Relative gain that counts as faster; of sizes within it, the nearest to the user's is selected."""
+"""Relative gain that counts as faster; of sizes within it, the nearest to the user's is selected.
+"""
 BEHIND = (0.15, 0.05)
-"""A candidate is dropped if its first repeat is slower than the best median by more than the first share, or its first
-two by more than the second; after more repeats, by more than `GAIN`.
+"""A candidate is dropped if its first repeat is slower than the best median by more than the first
+share, or its first two by more than the second; after more repeats, by more than `GAIN`.
 """
 HALVINGS = 4
 """Most sizes that are measured after the climb."""
 CLOSE, FINALISTS = 0.1, 3
-"""Rates measured minutes apart that differ by less than `CLOSE` are not comparable: the `FINALISTS` fastest are
-measured again in turn."""
+"""Rates measured minutes apart that differ by less than `CLOSE` are not comparable: the `FINALISTS`
+fastest are measured again in turn."""
 
 T = TypeVar("T")
 C = TypeVar("C", contravariant=True)
 
 
 GoOn = Callable[[Sequence[float]], bool]
-"""(rates of its repeats so far, more is better) -> whether to make another repeat of a candidate."""
+"""(rates of its repeats so far, more is better) -> whether to make another repeat of a candidate.
+"""
 
 
 class Outcome(NamedTuple):
@@ -90,7 +94,9 @@ def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats:
     return results
 
 
-def find_option(measure: Measure[T], options: Iterable[T], incumbent: Outcome, *, repeats: int) -> list[Outcome]:
+def find_option(
+    measure: Measure[T], options: Iterable[T], incumbent: Outcome, *, repeats: int
+) -> list[Outcome]:
     """Measure options against the best so far.
 
     Args:
@@ -138,12 +144,17 @@ def chosen(results: Results, own: int) -> int | None:
         The size; None if nothing ran.
     """
     best = max((outcome.rate for outcome in results.values()), default=0.0)
-    near = [size for size, outcome in results.items() if outcome.rate and outcome.rate >= best * (1 - GAIN)]
+    near = [
+        size
+        for size, outcome in results.items()
+        if outcome.rate and outcome.rate >= best * (1 - GAIN)
+    ]
     return min(near, key=lambda size: (abs(log2(size / own)), size), default=None)
 
 
 def finalists(results: dict[T, Outcome], own: T) -> list[T]:
-    """Select the candidates to measure again in turn: the user's, and the fastest if they are close.
+    """Select the candidates to measure again in turn: the user's, and the fastest if they are
+    close.
 
     Args:
         results: Outcomes by candidate.
@@ -177,11 +188,13 @@ def rungs(sizes: Sequence[int], own: int) -> list[int]:
     return sorted({min(sizes, key=lambda size: abs(log2(size / target))) for target in wanted})
 
 
-def _climb(ask: Callable[[int], None], ladder: Sequence[int], results: Results, *, upwards: bool) -> None:
+def _climb(
+    ask: Callable[[int], None], ladder: Sequence[int], results: Results, *, upwards: bool
+) -> None:
     """Measure along the ladder.
 
-    Upwards until two in a row are no faster, or one fails such that larger ones would also fail; downwards until one is
-    no faster, but at least until one runs.
+    Upwards until two in a row are no faster, or one fails such that larger ones would also fail;
+    downwards until one is no faster, but at least until one runs.
     """
     in_vain = 0
     for size in ladder:
@@ -195,21 +208,26 @@ def _climb(ask: Callable[[int], None], ladder: Sequence[int], results: Results, 
 
 
 def _next_between(sizes: Sequence[int], results: Results) -> int | None:
-    """Return the middle of the gap next to the best size with the largest headroom, if that is more than `GAIN`."""
+    """Return the middle of the gap next to the best size with the largest headroom, if that is more
+    than `GAIN`.
+    """
     ran = sorted(size for size, outcome in results.items() if outcome.rate)
     if not ran:
         return _middle(sizes, sizes[0] / 2, min(results), results)
     best = max(ran, key=lambda size: results[size].rate)
     known = [sizes[0] / 2, *sorted(results), sizes[-1] * 2]
     at = known.index(best)
-    gaps = [gap for gap in pairwise(known[at - 1 : at + 2]) if _middle(sizes, *gap, results) is not None]
+    gaps = [
+        gap for gap in pairwise(known[at - 1 : at + 2]) if _middle(sizes, *gap, results) is not None
+    ]
     bounds = {gap: headroom(gap, ran, results) for gap in gaps}
     wide = [gap for gap in gaps if bounds[gap] > 1 + GAIN]
     return _middle(sizes, *max(wide, key=lambda gap: bounds[gap]), results) if wide else None
 
 
 def headroom(gap: tuple[float, float], ran: Sequence[int], results: Results) -> float:
-    """Bound the rate inside a gap relative to its faster end, by the lines through the two sizes on either side.
+    """Bound the rate inside a gap relative to its faster end, by the lines through the two sizes on
+    either side.
 
     The bound holds if the logarithm of the rate is concave over the logarithm of the size.
 
@@ -222,7 +240,10 @@ def headroom(gap: tuple[float, float], ran: Sequence[int], results: Results) -> 
         The ratio; infinite if there is no line.
     """
     low, high = gap
-    below, above = [size for size in ran if size <= low][-2:], [size for size in ran if size >= high][:2]
+    below, above = (
+        [size for size in ran if size <= low][-2:],
+        [size for size in ran if size >= high][:2],
+    )
     lines = [_line(pair, results) for pair in (below, above) if len(pair) == 2]
     if not lines:
         return float("inf")

@@ -29,7 +29,9 @@ CEILINGS = {
     "both": ("sampling and updates alone, one after the other", "#8a5a9e", ":"),
 }
 FAR = 4.0
-"""Ceilings above this multiple of the highest rate are only named, because drawing them would flatten the curve."""
+"""Ceilings above this multiple of the highest rate are only named, because drawing them would
+flatten the curve.
+"""
 
 
 def draw(doc: dict[str, Any], path: Path) -> None:
@@ -63,38 +65,63 @@ def draw(doc: dict[str, Any], path: Path) -> None:
         if rate <= highest:
             axes.axhline(rate, color=color, linestyle=style, linewidth=1.5, label=label, zorder=2)
         else:
-            axes.plot([], [], color=color, linestyle=style, label=f"{label}: {si(rate)} steps/s, far above")
+            axes.plot(
+                [],
+                [],
+                color=color,
+                linestyle=style,
+                label=f"{label}: {si(rate)} steps/s, far above",
+            )
     if doc["chosen"]:
         _mark(axes, doc["chosen"])
     axes.set_ylim(0, 1.12 * highest)
     # Powers of two within the range, or the widths if there are few.
-    ticks = [int(w) for w in x] if len(x) <= 7 else [2**k for k in range(32) if x[0] <= 2**k <= x[-1]]
+    ticks = (
+        [int(w) for w in x] if len(x) <= 7 else [2**k for k in range(32) if x[0] <= 2**k <= x[-1]]
+    )
     axes.set_xticks(ticks, labels=[f"{value:,}" for value in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="parallel environments", ylabel="environment steps/s")
     axes.grid(alpha=0.25, zorder=0)
-    axes.set_title(f"{doc['env']}, {doc['algo']}: {doc['objective']}", loc="left", fontweight="bold")
+    axes.set_title(
+        f"{doc['env']}, {doc['algo']}: {doc['objective']}", loc="left", fontweight="bold"
+    )
     axes.set_title(doc["machine"], loc="right", fontsize="small", color="#666666")
     shown = axes.get_legend_handles_labels()
-    figure.legend(*shown, loc="outside lower center", ncols=2, frameon=False, fontsize="small", markerscale=0.6)
+    figure.legend(
+        *shown,
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize="small",
+        markerscale=0.6,
+    )
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
 def _rates(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
     """Draw medians, joined, with quartiles as bars; hollow for a single repeat."""
-    rate = np.array([[row["sampling_hz"][part] for part in ("median", "low", "high")] for row in rows])
+    rate = np.array(
+        [[row["sampling_hz"][part] for part in ("median", "low", "high")] for row in rows]
+    )
     error = [rate[:, 0] - rate[:, 1], rate[:, 2] - rate[:, 0]]
     label = "measured: median and quartiles (hollow: one repeat)"
-    axes.errorbar(x, rate[:, 0], yerr=error, color=TRAINING, linewidth=1.8, capsize=4, zorder=4, label=label)
+    axes.errorbar(
+        x, rate[:, 0], yerr=error, color=TRAINING, linewidth=1.8, capsize=4, zorder=4, label=label
+    )
     full = ["white" if row["repeats"] == 1 else TRAINING for row in rows]
     axes.scatter(x, rate[:, 0], s=34, c=full, edgecolors=TRAINING, linewidths=1.5, zorder=5)
 
 
 def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
     """Draw memory as bars, on a second axis in the background."""
-    known = [(width, row["memory_bytes"]) for width, row in zip(x, rows, strict=True) if row.get("memory_bytes")]
+    known = [
+        (width, row["memory_bytes"])
+        for width, row in zip(x, rows, strict=True)
+        if row.get("memory_bytes")
+    ]
     axes.set_zorder(-1)
     axes.set_ylabel("memory as XLA predicts it", color="#8a8a8a")
     axes.yaxis.set_major_formatter(lambda number, _: byte_size(number))
@@ -109,11 +136,13 @@ def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
     """Return bounds of steps/s.
 
-    They were measured in turn with training at the selected width, and are multiplied by the ratio to its rate in the
-    sweep, because the machine's speed varies.
+    They were measured in turn with training at the selected width, and are multiplied by the ratio
+    to its rate in the sweep, because the machine's speed varies.
     """
     found = doc["bounds"] or {}
-    parts = [what for what in ("environments", "sampling") if what in found and what != doc["objective"]]
+    parts = [
+        what for what in ("environments", "sampling") if what in found and what != doc["objective"]
+    ]
     rates = {what: found[what]["sampling_hz"]["median"] for what in parts}
     if "training" not in found or not doc["chosen"]:
         return rates
@@ -125,16 +154,32 @@ def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
 
 def _mark(axes: Any, chosen: dict[str, Any]) -> None:
     width, rate = chosen["num_envs"], chosen["sampling_hz"]
-    axes.scatter([width], [rate], s=190, facecolors="none", edgecolors=CHOSEN, linewidths=2.2, zorder=6, label="chosen")
+    axes.scatter(
+        [width],
+        [rate],
+        s=190,
+        facecolors="none",
+        edgecolors=CHOSEN,
+        linewidths=2.2,
+        zorder=6,
+        label="chosen",
+    )
     speedup = f"\n{chosen['speedup']:.2f} × the requested run" if chosen["speedup"] else ""
     box = dict(boxstyle="round,pad=0.2", facecolor="white", edgecolor="none", alpha=0.8)
-    place = {"xytext": (0, -16), "textcoords": "offset points", "ha": "center", "va": "top", "zorder": 7}
+    place = {
+        "xytext": (0, -16),
+        "textcoords": "offset points",
+        "ha": "center",
+        "va": "top",
+        "zorder": 7,
+    }
     text = f"{width:,} environments{speedup}"
     axes.annotate(text, (width, rate), **place, color=CHOSEN, fontsize="small", bbox=box)
 
 
 UNITS = ("sampling_hz", "update_hz", "update_frame_hz")
-"""Spreeze's measures: environment steps/s, gradient updates/s, and the latter times the batch size."""
+"""Spreeze's measures: environment steps/s, gradient updates/s, and the latter times the batch size.
+"""
 SPREEZE_NAMES = ("sampling Hz", "update Hz", "update frame rate")
 EQUAL_BATCHES = (256, 8192)
 """Batch sizes of Spreeze's comparisons."""
@@ -181,7 +226,8 @@ def document(
         "repeats": settings.repeats,
         "repeat_s": settings.repeat_s,
         "memory_cap_gb": settings.memory_cap and settings.memory_cap / 1e9,
-        "took_s": sum(row.took_s for row in record.rows) + max((row.took_s for row in record.bounds), default=0.0),
+        "took_s": sum(row.took_s for row in record.rows)
+        + max((row.took_s for row in record.bounds), default=0.0),
         "notes": [*record.notes, *disturbed(record)],
         "rows": [row_facts(plan, row) for row in record.rows],
         "chosen": choice(plan, record),
@@ -200,7 +246,11 @@ def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
     Returns:
         Values for JSON.
     """
-    facts = {key: value for key, value in row.facts.items() if key not in ("kind", "events", *OF_THE_DEVICE)}
+    facts = {
+        key: value
+        for key, value in row.facts.items()
+        if key not in ("kind", "events", *OF_THE_DEVICE)
+    }
     rates = {unit: spread(row.rates(unit)) if row.tick_hz else None for unit in UNITS}
     own = {name: getattr(row, name) for name in ("knob", "value", "status", "why", "effect")}
     more = {name: getattr(row, name) for name in ("in_turn", "peak_bytes", "others", "took_s")}
@@ -222,7 +272,9 @@ def disturbed(record: Record) -> list[str]:
     if most <= DISTURBED:
         return []
     which = f" ({', '.join(names)})" if names else ""
-    return [f"other programs took up to {most:.0%} of the CPU meanwhile{which}: run it again when they have ended"]
+    return [
+        f"other programs took up to {most:.0%} of the CPU meanwhile{which}: run it again when they have ended"
+    ]
 
 
 def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
@@ -249,7 +301,8 @@ def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
 
 
 def speedup(record: Record) -> float | None:
-    """Return the speed of the best run relative to the user's, from measurements in turn if there are any.
+    """Return the speed of the best run relative to the user's, from measurements in turn if there
+    are any.
 
     Args:
         record: Results.
@@ -258,14 +311,17 @@ def speedup(record: Record) -> float | None:
         The ratio; None without both rates.
     """
     if record.asked is not None and record.asked.tick_hz and record.bounds[0].tick_hz:
-        pairs = zip(record.bounds[0].rates("sampling_hz"), record.asked.rates("sampling_hz"), strict=True)
+        pairs = zip(
+            record.bounds[0].rates("sampling_hz"), record.asked.rates("sampling_hz"), strict=True
+        )
         return statistics.median(best / own for best, own in pairs)
     own = record.own.outcome().rate if record.own else 0.0
     return record.best.outcome().rate / own if own and record.best else None
 
 
 def bounds(record: Record) -> dict[str, Any] | None:
-    """Describe the parts of the best run, measured in turn, and its share of the bound that they give.
+    """Describe the parts of the best run, measured in turn, and its share of the bound that they
+    give.
 
     Args:
         record: Results.
@@ -276,9 +332,12 @@ def bounds(record: Record) -> dict[str, Any] | None:
     rows = {row.what: row for row in record.bounds if row.tick_hz}
     units = {"training": UNITS, "updates": UNITS[1:]}
     result: dict[str, Any] = {
-        what: {unit: spread(row.rates(unit)) for unit in units.get(what, UNITS[:1])} for what, row in rows.items()
+        what: {unit: spread(row.rates(unit)) for unit in units.get(what, UNITS[:1])}
+        for what, row in rows.items()
     }
-    result["failed"] = {row.what: f"{row.status}: {row.why}" for row in record.bounds if not row.tick_hz}
+    result["failed"] = {
+        row.what: f"{row.status}: {row.why}" for row in record.bounds if not row.tick_hz
+    }
     whole = "training" if "training" in rows else "sampling"
     if whole not in rows or "environments" not in rows:
         return result if record.bounds else None
@@ -287,7 +346,9 @@ def bounds(record: Record) -> dict[str, Any] | None:
         result["updates_of_bare_updates"] = _ratio(rows["training"], rows["updates"])
         for name, part in (("environments", "share_of_bounds"), ("sampling", "share_of_parts")):
             if name in rows:
-                rounds = zip(*(rows[what].tick_hz for what in ("training", name, "updates")), strict=False)
+                rounds = zip(
+                    *(rows[what].tick_hz for what in ("training", name, "updates")), strict=False
+                )
                 result[part] = spread([share_of_bound(1 / a, 1 / b, 1 / c) for a, b, c in rounds])
     return result
 
@@ -301,12 +362,20 @@ def spreeze(record: Record) -> list[dict[str, Any]]:
     Returns:
         Values for JSON.
     """
-    rows = {row.facts["batch_size"]: row for row in record.rows if row.tick_hz and row.knob == "batch_size"}
+    rows = {
+        row.facts["batch_size"]: row
+        for row in record.rows
+        if row.tick_hz and row.knob == "batch_size"
+    }
     if record.best is not None and record.best.what == "training" and rows:
         rows.setdefault(record.best.facts["batch_size"], record.best)
     best = max(rows, key=lambda size: rows[size].outcome("update_frame_hz").rate, default=0)
     return [
-        {"batch_size": size, "best": size == best, **{unit: spread(rows[size].rates(unit)) for unit in UNITS}}
+        {
+            "batch_size": size,
+            "best": size == best,
+            **{unit: spread(rows[size].rates(unit)) for unit in UNITS},
+        }
         for size in sorted(rows)
         if size in EQUAL_BATCHES or size == best
     ]
@@ -320,12 +389,34 @@ def write(doc: Document, stem: Path) -> None:
         stem: Path without suffix.
     """
     columns = (
-        *("knob", "value", "status", "num_envs", "rollout_length", "updates_per_tick", "batch_size", "placement"),
-        *("devices", "workers", "repeats", "in_turn", "memory_bytes", "peak_bytes", "compile_s", "took_s", "effect"),
+        *(
+            "knob",
+            "value",
+            "status",
+            "num_envs",
+            "rollout_length",
+            "updates_per_tick",
+            "batch_size",
+            "placement",
+        ),
+        *(
+            "devices",
+            "workers",
+            "repeats",
+            "in_turn",
+            "memory_bytes",
+            "peak_bytes",
+            "compile_s",
+            "took_s",
+            "effect",
+        ),
         "why",
     )
     rates = [f"{unit}_{part}" for unit in UNITS for part in QUARTILES]
-    with replacing(stem.with_suffix(".csv")) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with (
+        replacing(stem.with_suffix(".csv")) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
         table = csv.writer(file)
         table.writerow([*columns, *rates])
         for row in doc["rows"]:
@@ -390,7 +481,9 @@ def closing(doc: Document) -> list[str]:
         Lines of text.
     """
     lines = ["effect on learning, and why a candidate did not run:"]
-    lines += [f"  {row['knob']}={row['value']}: {row['why'] or row['effect']}" for row in doc["rows"]]
+    lines += [
+        f"  {row['knob']}={row['value']}: {row['why'] or row['effect']}" for row in doc["rows"]
+    ]
     lines += [f"  {note}" for note in doc["notes"]]
     found = doc["bounds"] or {}
     for what in ("sampling", "environments", "updates"):
@@ -400,10 +493,17 @@ def closing(doc: Document) -> list[str]:
     lines += [f"{what} alone: {why}" for what, why in found.get("failed", {}).items()]
     for key, text in SHARES.items():
         if key in found:
-            lines.append(f"{doc['objective']} reaches {_shown(found[key], '{:.0%}'.format)} of {text}")
+            lines.append(
+                f"{doc['objective']} reaches {_shown(found[key], '{:.0%}'.format)} of {text}"
+            )
     for row in doc["spreeze"]:
-        rates = (f"{name} {si(row[unit]['median'])}" for unit, name in zip(UNITS, SPREEZE_NAMES, strict=True))
-        lines.append(f"batch {row['batch_size']:,}{' (best)' if row['best'] else ''}: {', '.join(rates)}")
+        rates = (
+            f"{name} {si(row[unit]['median'])}"
+            for unit, name in zip(UNITS, SPREEZE_NAMES, strict=True)
+        )
+        lines.append(
+            f"batch {row['batch_size']:,}{' (best)' if row['best'] else ''}: {', '.join(rates)}"
+        )
     return [*lines, *_verdict(doc)]
 
 
@@ -414,7 +514,10 @@ def _verdict(doc: Document) -> list[str]:
     faster = f", {chosen['speedup']:.2f} × the requested run" if chosen["speedup"] else ""
     best = "best so far" if doc["interrupted"] else "chosen"
     what = " ".join(chosen["words"]) or "the requested run"
-    return [f"{best}: {what}: {si(chosen['sampling_hz'])} steps/s{faster}", f"effect on learning: {chosen['effect']}"]
+    return [
+        f"{best}: {what}: {si(chosen['sampling_hz'])} steps/s{faster}",
+        f"effect on learning: {chosen['effect']}",
+    ]
 
 
 def _ratio(a: Row, b: Row) -> Spread:

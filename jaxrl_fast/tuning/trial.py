@@ -1,4 +1,6 @@
-"""``python -m jaxrl_fast.tuning.trial``: the subprocess that measures settings: builds, compiles, times."""
+"""``python -m jaxrl_fast.tuning.trial``: the subprocess that measures settings: builds, compiles,
+times.
+"""
 
 import dataclasses
 import json
@@ -44,7 +46,8 @@ class Ready(NamedTuple):
     """A compiled program that has not run.
 
     Attributes:
-        init: Makes an initial state with a fixed key, a new one each time because a chunk donates it.
+        init: Makes an initial state with a fixed key, a new one each time because a chunk donates
+            it.
         run: Runs a chunk.
         ticks: Ticks of a chunk.
         compile_s: Seconds of the compilation.
@@ -56,7 +59,9 @@ class Ready(NamedTuple):
     compile_s: float
 
 
-def compile_timed(graph: Graph, placement: Placement, hyper: Any, *, ticks: int, num_seeds: int = 1) -> Ready:
+def compile_timed(
+    graph: Graph, placement: Placement, hyper: Any, *, ticks: int, num_seeds: int = 1
+) -> Ready:
     """Compile a graph and measure the time.
 
     Args:
@@ -86,7 +91,8 @@ def memory_bytes(ready: Ready, placement: Placement) -> int | None:
         placement: Its placement.
 
     Returns:
-        Bytes, on a CPU of all devices together, else of the fullest device; None if XLA does not report them.
+        Bytes, on a CPU of all devices together, else of the fullest device; None if XLA does not
+        report them.
     """
     per_device: dict[jax.Device, int] = {}
     for devices, step in _programs(ready.run, placement):
@@ -116,7 +122,8 @@ def warm(ready: Ready, num_ticks: int) -> Callable[[int], tuple[float, Metrics]]
         begin_s = time.perf_counter()
         for _ in range(chunks):
             state, metrics = ready.run(state)
-            # As in training. Several calls in flight can starve each other's collectives of threads on a CPU.
+            # As in training. Several calls in flight can starve each other's collectives of threads
+            # on a CPU.
             jax.block_until_ready((state, metrics))
         return time.perf_counter() - begin_s, metrics
 
@@ -126,7 +133,11 @@ def warm(ready: Ready, num_ticks: int) -> Callable[[int], tuple[float, Metrics]]
 
 def _programs(run: Any, placement: Placement) -> list[tuple[tuple[jax.Device, ...], Compiled]]:
     if isinstance(run, Chain):
-        return [(segment.devices, segment.step) for segment in run.segments if isinstance(segment.step, Compiled)]
+        return [
+            (segment.devices, segment.step)
+            for segment in run.segments
+            if isinstance(segment.step, Compiled)
+        ]
     return [(placement.groups[0].devices, run)]
 
 
@@ -206,7 +217,12 @@ def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
     before = machine.busy_seconds()
     seconds = measured.repeat(chunks)
     others = share_of_others(before, machine.busy_seconds(), seconds)
-    return {"seconds": seconds, "ticks": measured.ticks * chunks, "peak_bytes": peak_bytes(), "others": others}
+    return {
+        "seconds": seconds,
+        "ticks": measured.ticks * chunks,
+        "peak_bytes": peak_bytes(),
+        "others": others,
+    }
 
 
 def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
@@ -230,7 +246,9 @@ def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
     return Measured(repeat, 1, None, 0.0)
 
 
-def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent) -> Measured:
+def compiled(
+    request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent
+) -> Measured:
     """Compile and warm up a part of the run.
 
     Args:
@@ -249,17 +267,23 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     graph = part_of(request.what, run, env, algorithm)
     placed = place(graph, run.placement, run.devices)
     check_placed(graph, placed, run.num_seeds)
-    frames = agent.updates_per_tick * agent.batch_size if request.what in ("training", "updates") else 1
+    frames = (
+        agent.updates_per_tick * agent.batch_size if request.what in ("training", "updates") else 1
+    )
     steps = env.num_envs * agent.rollout_length
     ticks = ticks_within(steps, frames, max_steps=CHUNK_STEPS, max_frames=CHUNK_FRAMES)
     ready = compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
     wanted = memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
-    taken = current_bytes() if device.platform == "cpu" else 0  # more after compiling than after loading from disk
+    taken = (
+        current_bytes() if device.platform == "cpu" else 0
+    )  # more after compiling than after loading from disk
     free = machine.free_bytes([device]) + taken
     cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free
     if wanted is not None and wanted + taken > cap:
-        raise DoesNotFit(f"needs {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
+        raise DoesNotFit(
+            f"needs {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed"
+        )
     timed = warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
     return Measured(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
 
@@ -316,7 +340,9 @@ def describe(run: Run, env: VecEnv | HostEnv, agent: BoundAgent) -> dict[str, An
         Values for JSON.
     """
     own = {name: getattr(run, name) for name in ("num_envs", "num_seeds", "placement", "devices")}
-    sizes = {name: getattr(agent, name) for name in ("rollout_length", "updates_per_tick", "batch_size")}
+    sizes = {
+        name: getattr(agent, name) for name in ("rollout_length", "updates_per_tick", "batch_size")
+    }
     platform, devices = jax.default_backend(), jax.devices()
     return {
         **own,

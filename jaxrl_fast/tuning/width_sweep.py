@@ -1,4 +1,6 @@
-"""A sweep: measures the width first, then each other setting with the best so far, then the bounds of the best."""
+"""A sweep: measures the width first, then each other setting with the best so far, then the bounds
+of the best.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
@@ -8,10 +10,21 @@ from jaxrl_fast.settings import machine
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.candidates import FREE, ON_REQUEST, Candidate, at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, What, measure, measure_in_turn
-from jaxrl_fast.tuning.search import GAIN, GoOn, Outcome, T, chosen, finalists, find_option, find_size
+from jaxrl_fast.tuning.search import (
+    GAIN,
+    GoOn,
+    Outcome,
+    T,
+    chosen,
+    finalists,
+    find_option,
+    find_size,
+)
 
 Objective = Literal["training", "sampling"]
-"""Quantity to maximize: speed of the whole train step with constant learning settings, or of its sampling alone."""
+"""Quantity to maximize: speed of the whole train step with constant learning settings, or of its
+sampling alone.
+"""
 PARTS: dict[Objective, tuple[What, ...]] = {
     "training": ("training", "sampling", "environments", "updates"),
     "sampling": ("sampling", "environments"),
@@ -100,7 +113,9 @@ def run_knobs(plan: SweepPlan, record: Record, settings: Settings) -> None:
     }
     for knob, make in options.items():
         if knob in plan.knobs and not (plan.objective == "sampling" and knob in ON_REQUEST):
-            try_options(plan, record, settings, list(make(record.best.run, record.best.facts["available"])))
+            try_options(
+                plan, record, settings, list(make(record.best.run, record.best.facts["available"]))
+            )
     measure_bounds(plan, record, settings)
 
 
@@ -123,7 +138,8 @@ def measure_bounds(plan: SweepPlan, record: Record, settings: Settings) -> None:
 
 
 def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
-    """Search for the fastest number of environments; without this setting in the plan, measure the user's.
+    """Search for the fastest number of environments; without this setting in the plan, measure the
+    user's.
 
     Args:
         plan: What to vary.
@@ -157,8 +173,11 @@ def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
     record.complete = len(legal) > 1
 
 
-def try_options(plan: SweepPlan, record: Record, settings: Settings, options: list[Candidate]) -> None:
-    """Measure other values of a setting against the best so far, and adopt a clearly faster one if allowed.
+def try_options(
+    plan: SweepPlan, record: Record, settings: Settings, options: list[Candidate]
+) -> None:
+    """Measure other values of a setting against the best so far, and adopt a clearly faster one if
+    allowed.
 
     Args:
         plan: What to vary.
@@ -174,7 +193,9 @@ def try_options(plan: SweepPlan, record: Record, settings: Settings, options: li
     def take() -> None:
         fastest = max(rows.values(), key=lambda row: row.outcome(unit).rate)
         before = rows[incumbent].outcome(unit).rate if incumbent in rows else 0.0
-        record.best = fastest if fastest.outcome(unit).rate > before * (1 + GAIN) else rows[incumbent]
+        record.best = (
+            fastest if fastest.outcome(unit).rate > before * (1 + GAIN) else rows[incumbent]
+        )
 
     def ask(candidate: Candidate, go_on: GoOn) -> Outcome:
         row = measure(candidate, plan.objective, go_on, settings, unit)
@@ -201,11 +222,13 @@ def screening(settings: Settings) -> int:
     return (settings.repeats + 1) // 2
 
 
-def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, unit: str = "sampling_hz") -> dict[T, Row]:
+def play_off(
+    record: Record, rows: dict[T, Row], own: T, settings: Settings, unit: str = "sampling_hz"
+) -> dict[T, Row]:
     """Measure the fastest candidates again in turn, and return only these.
 
-    Between their first measurements the machine's speed may have changed by more than they differ, and processes with
-    one program may differ in speed, so each candidate is started several times.
+    Between their first measurements the machine's speed may have changed by more than they differ,
+    and processes with one program may differ in speed, so each candidate is started several times.
 
     Args:
         record: Receives the results.
@@ -222,10 +245,15 @@ def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, uni
         return rows
     before = [rows[name] for name in names]
     asked = [(Candidate(row.knob, row.value, row.run, row.effect), row.what) for row in before]
-    starts = [measure_in_turn(asked, settings._replace(repeats=screening(settings))) for _ in range(STARTS)]
+    starts = [
+        measure_in_turn(asked, settings._replace(repeats=screening(settings)))
+        for _ in range(STARTS)
+    ]
     ended = [row for rows in starts for row in rows if not row.tick_hz]
     if ended:
-        record.notes += [f"{row.knob}={row.value} in turn with others: {row.status}: {row.why}" for row in ended]
+        record.notes += [
+            f"{row.knob}={row.value} in turn with others: {row.status}: {row.why}" for row in ended
+        ]
         return rows
     after: dict[T, Row] = {}
     for name, old, *new in zip(names, before, *starts, strict=True):

@@ -26,7 +26,8 @@ class Aside(NamedTuple):
 SEEDS = Aside(frozenset({"seed", "num_seeds", "name", "log"}), ("checkpoint.", "stop."))
 """Of pages, where runs that differ only in their seeds are one line."""
 IN_FIGURES = Aside(
-    frozenset({*SEEDS.keys, "total_steps", "env", "algo", "devices", "placement"}), (*SEEDS.sections, "eval.", "env.")
+    frozenset({*SEEDS.keys, "total_steps", "env", "algo", "devices", "placement"}),
+    (*SEEDS.sections, "eval.", "env."),
 )
 """Of figures for papers: also how it was trained and evaluated. Environments have a panel each."""
 
@@ -46,7 +47,8 @@ class RunGroup(NamedTuple):
 
 
 def labels_of(views: Sequence[RunView], aside: Aside = IN_FIGURES) -> list[str]:
-    """Label each run by its algorithm, and its name or its differences from other runs of algorithm and environment.
+    """Label each run by its algorithm, and its name or its differences from other runs of algorithm
+    and environment.
 
     Args:
         views: Runs.
@@ -60,7 +62,9 @@ def labels_of(views: Sequence[RunView], aside: Aside = IN_FIGURES) -> list[str]:
     for kind, table, view in zip(kinds, tables, views, strict=True):
         alike = [other for other, its_kind in zip(tables, kinds, strict=True) if its_kind == kind]
         differ = [k for k in table if any(other.get(k) != table[k] for other in alike)]
-        own = view.settings.get("name") or ", ".join(f"{k.removeprefix('algo.')}={table[k]}" for k in differ)
+        own = view.settings.get("name") or ", ".join(
+            f"{k.removeprefix('algo.')}={table[k]}" for k in differ
+        )
         labels.append(f"{kind[1]} ({own})" if own else kind[1])
     return labels
 
@@ -73,8 +77,8 @@ def groups_of(views: Sequence[RunView], aside: Aside = IN_FIGURES) -> list[RunGr
         aside: Settings that may differ.
 
     Returns:
-        Groups in the order of their first runs. On pages, a run without settings is alone, and so are runs of one name
-        with other settings.
+        Groups in the order of their first runs. On pages, a run without settings is alone, and so
+        are runs of one name with other settings.
     """
     grouped: dict[Any, RunGroup] = {}
     for view, label in zip(views, labels_of(views, aside), strict=True):
@@ -85,13 +89,19 @@ def groups_of(views: Sequence[RunView], aside: Aside = IN_FIGURES) -> list[RunGr
 
 
 def _kind(view: RunView) -> tuple[str, str]:
-    env, algo = (name_of(view.settings, group) or view.status.get(group, "") for group in ("env", "algo"))
+    env, algo = (
+        name_of(view.settings, group) or view.status.get(group, "") for group in ("env", "algo")
+    )
     return env, algo
 
 
 def _counted(view: RunView, aside: Aside) -> dict[str, str]:
     table = by_dotted_key(view.settings)
-    return {k: written(x) for k, x in table.items() if k not in aside.keys and not k.startswith(aside.sections)}
+    return {
+        k: written(x)
+        for k, x in table.items()
+        if k not in aside.keys and not k.startswith(aside.sections)
+    }
 
 
 def joined(views: Sequence[RunView]) -> RunView:
@@ -101,21 +111,36 @@ def joined(views: Sequence[RunView]) -> RunView:
         views: Runs.
 
     Returns:
-        A run with the first's path and settings, the steps of the slowest, all evaluations, and metrics averaged where
-        all runs have them. Runs without evaluations, or without metrics, do not count there.
+        A run with the first's path and settings, the steps of the slowest, all evaluations, and
+        metrics averaged where all runs have them. Runs without evaluations, or without metrics, do
+        not count there.
     """
     if len(views) == 1:
         return views[0]
     worst = min(views, key=lambda view: STATES.index(view.state) if view.state in STATES else -1)
-    status = {**views[0].status, "num_seeds": sum(view.status.get("num_seeds") or 1 for view in views)}
+    status = {
+        **views[0].status,
+        "num_seeds": sum(view.status.get("num_seeds") or 1 for view in views),
+    }
     status |= {"error": worst.status.get("error")}
     for name in ("env_steps", "wall_s", *RATES):
-        found = [x for view in views if (x := view.summary.get(name) or view.status.get(name)) is not None]
+        found = [
+            x
+            for view in views
+            if (x := view.summary.get(name) or view.status.get(name)) is not None
+        ]
         status[name] = None if not found else min(found) if name == "env_steps" else mean(found)
-    bests = [best for view in views if (best := view.summary.get("best") or view.status.get("best"))]
+    bests = [
+        best for view in views if (best := view.summary.get("best") or view.status.get("best"))
+    ]
     status["best"] = max(bests, key=lambda best: best["return_mean"], default=None)
-    metrics, evals = _averaged([view.metrics for view in views]), _all_seeds([view.evals for view in views])
-    return views[0]._replace(state=worst.state, status=status, summary={}, metrics=metrics, of_seeds={}, evals=evals)
+    metrics, evals = (
+        _averaged([view.metrics for view in views]),
+        _all_seeds([view.evals for view in views]),
+    )
+    return views[0]._replace(
+        state=worst.state, status=status, summary={}, metrics=metrics, of_seeds={}, evals=evals
+    )
 
 
 STATES = ("failed", "dead", "unknown", "compiling", "training", "evaluating", "stopped", "done")
@@ -130,7 +155,10 @@ def _averaged(tables: Sequence[Columns]) -> Columns:
     steps = tables[0]["env_steps"]
     steps = steps[np.all([np.isin(steps, table["env_steps"]) for table in tables], axis=0)]
     rows = [np.searchsorted(table["env_steps"], steps) for table in tables]
-    return {name: np.mean([t[name][at] for t, at in zip(tables, rows, strict=True)], axis=0) for name in names}
+    return {
+        name: np.mean([t[name][at] for t, at in zip(tables, rows, strict=True)], axis=0)
+        for name in names
+    }
 
 
 def _all_seeds(tables: Sequence[Columns]) -> Columns:

@@ -18,13 +18,27 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxrl_fast.envs.episode_metrics import METRIC
 from jaxrl_fast.training.records import MEMBERS, read_members, read_status, state_now
-from jaxrl_fast.training.run_folder import MARKS, UNEVALUATED, Columns, name_of, read_columns, read_run, scores_of
+from jaxrl_fast.training.run_folder import (
+    MARKS,
+    UNEVALUATED,
+    Columns,
+    name_of,
+    read_columns,
+    read_run,
+    scores_of,
+)
 from jaxrl_fast.views.report_page import assembled, means_at, text_of, thinned
 
 Facts = dict[str, Any]
@@ -34,7 +48,9 @@ STATES = (*ACTIVE, "done", "stopped", "failed", "dead", "unknown")
 MAX_TEXT = 500
 """Largest number of characters of a text that are shown."""
 Curve = dict[str, list[float | None]]
-"""Columns of equal length, or empty: ``steps``, ``wall_s``, ``mean``, and a range from ``low`` to ``high``."""
+"""Columns of equal length, or empty: ``steps``, ``wall_s``, ``mean``, and a range from ``low`` to
+``high``.
+"""
 
 
 RunRow = dict[str, Any]
@@ -44,24 +60,35 @@ RunRow = dict[str, Any]
 - ``env``, ``algo``, ``num_seeds``: environment, algorithm and number of seeds.
 - ``state``: one of `STATES`; ``error``: reason of a failure.
 - ``env_steps``, ``total_steps``: environment steps per seed, so far and in total.
-- ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the highest.
+- ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the
+  highest.
 - ``eval_success``: fraction of successful evaluation episodes.
 - ``eval_metrics``: means of the environment's metrics over these episodes, by name.
 - ``unevaluated``: words in place of ``eval_return`` if the run has no evaluations, else "".
 - ``episode_return``: mean return of the training episodes that ended.
-- ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates per second.
+- ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates per
+  second.
 - ``elapsed_s``, ``left_s``: seconds so far, and remaining at the rate so far.
 - ``started_at``: start of its process in seconds since 1970.
 """
 NUMBERS = (
-    *("num_seeds", "env_steps", "total_steps", "eval_return", "eval_steps", "best_return", "eval_success"),
+    *(
+        "num_seeds",
+        "env_steps",
+        "total_steps",
+        "eval_return",
+        "eval_steps",
+        "best_return",
+        "eval_success",
+    ),
     *("episode_return", "sampling_hz", "update_hz", "update_frame_hz", "started_at"),
 )
 """Numbers of a row that ``run.json`` contains."""
 
 
 def read_facts(folder: Path) -> Facts:
-    """Read ``run.json``, or reconstruct it for a run of an older version or one that has just begun.
+    """Read ``run.json``, or reconstruct it for a run of an older version or one that has just
+    begun.
 
     Args:
         folder: Folder of the run.
@@ -88,7 +115,12 @@ def row_of(name: str, facts: Facts) -> RunRow:
         The row.
     """
     row: RunRow = {key: _number(facts.get(key)) for key in NUMBERS}
-    steps, total, elapsed_s, left_s = row["env_steps"], row["total_steps"], _number(facts.get("wall_s")), None
+    steps, total, elapsed_s, left_s = (
+        row["env_steps"],
+        row["total_steps"],
+        _number(facts.get("wall_s")),
+        None,
+    )
     state = _state(facts)
     if state in ACTIVE and steps and elapsed_s and total:
         trained_s = max(elapsed_s - (_number(facts.get("compile_s")) or 0.0), 0.0)
@@ -98,8 +130,19 @@ def row_of(name: str, facts: Facts) -> RunRow:
     texts = {"name": name, "env": env, "algo": algo, "error": _text(facts.get("error"))}
     texts["unevaluated"] = UNEVALUATED[0] if facts.get("eval.every") == 0 else ""
     measured = facts.get("eval_metrics")
-    metrics = {_text(name): _number(x) for name, x in measured.items()} if isinstance(measured, dict) else {}
-    return {**row, **texts, "state": state, "elapsed_s": elapsed_s, "left_s": left_s, "eval_metrics": metrics}
+    metrics = (
+        {_text(name): _number(x) for name, x in measured.items()}
+        if isinstance(measured, dict)
+        else {}
+    )
+    return {
+        **row,
+        **texts,
+        "state": state,
+        "elapsed_s": elapsed_s,
+        "left_s": left_s,
+        "eval_metrics": metrics,
+    }
 
 
 def greedy_curve(evals: Columns) -> Curve:
@@ -109,7 +152,8 @@ def greedy_curve(evals: Columns) -> Curve:
         evals: Columns of ``evals.csv``.
 
     Returns:
-        Mean over seeds with their range; for one seed with the 10th and 90th percentile of its episodes.
+        Mean over seeds with their range; for one seed with the 10th and 90th percentile of its
+        episodes.
     """
     scores = scores_of(evals)
     if not len(scores.env_steps):
@@ -171,7 +215,11 @@ def _guessed(folder: Path) -> Facts:
     view = read_run(folder)
     last = {name: float(column[-1]) for name, column in view.metrics.items() if len(column)}
     scores = scores_of(view.evals)
-    newest = {"eval_steps": scores.env_steps, "eval_return": scores.returns, "eval_success": scores.success}
+    newest = {
+        "eval_steps": scores.env_steps,
+        "eval_return": scores.returns,
+        "eval_success": scores.success,
+    }
     evaluated = {name: np.mean(column[-1]) for name, column in newest.items() if len(column)}
     ended = view.state if view.state in ("done", "stopped") else None
     return {
@@ -183,7 +231,9 @@ def _guessed(folder: Path) -> Facts:
         "total_steps": view.settings.get("total_steps"),
         "state": ended or ("training" if last else "compiling"),
         "started_at": _changed_at(folder / "config.yaml"),
-        "updated_at": _changed_at(folder / "metrics.csv") or _changed_at(folder / "config.yaml") or 0.0,
+        "updated_at": _changed_at(folder / "metrics.csv")
+        or _changed_at(folder / "config.yaml")
+        or 0.0,
     }
 
 
@@ -206,7 +256,10 @@ def _best(folder: Path) -> float | None:
 
 def _curve(*columns: np.ndarray) -> Curve:
     names = ("steps", "wall_s", "mean", "low", "high")
-    found = {name: [_number(x) for x in column.tolist()] for name, column in zip(names, columns, strict=False)}
+    found = {
+        name: [_number(x) for x in column.tolist()]
+        for name, column in zip(names, columns, strict=False)
+    }
     return {name: found.get(name, []) for name in names}
 
 
@@ -227,7 +280,15 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)[:MAX_TEXT]
 
 
-TABLES = ("run.json", "config.yaml", "summary.json", "metrics.csv", "metrics_seeds.csv", "evals.csv", MEMBERS)
+TABLES = (
+    "run.json",
+    "config.yaml",
+    "summary.json",
+    "metrics.csv",
+    "metrics_seeds.csv",
+    "evals.csv",
+    MEMBERS,
+)
 """Files of a run that are read."""
 SERVED = ("report.html", "policy.html", "policy.gif", "graph.svg", "curve.png")
 """Files of a run that are served unchanged."""
@@ -275,7 +336,8 @@ class FoundRuns:
         """Return the path of a run's file. Every path of a request is checked here.
 
         Raises:
-            FileNotFoundError: Unknown run or file, a file not in `TABLES` and `SERVED`, or a link in the path.
+            FileNotFoundError: Unknown run or file, a file not in `TABLES` and `SERVED`, or a link
+                in the path.
         """
         path = self.root / name / file
         known = name in self.rows() and file in (*TABLES, *SERVED)
@@ -288,7 +350,8 @@ class FoundRuns:
 def find_runs(root: Path) -> Iterator[tuple[str, Stamp]]:
     """Search the runs below a folder.
 
-    Folders within runs, hidden folders, and runs whose tables are links or whose names are not printable are skipped.
+    Folders within runs, hidden folders, and runs whose tables are links or whose names are not
+    printable are skipped.
 
     Args:
         root: Folder.
@@ -306,7 +369,9 @@ def find_runs(root: Path) -> Iterator[tuple[str, Stamp]]:
             if stamp is not None:
                 yield folder, stamp
         elif not folder or folder.count("/") < MAX_DEPTH - 1:
-            waiting += [f"{folder}/{entry.name}".lstrip("/") for entry in entries if _may_hold_runs(entry)]
+            waiting += [
+                f"{folder}/{entry.name}".lstrip("/") for entry in entries if _may_hold_runs(entry)
+            ]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -327,22 +392,30 @@ def _stamp(tables: list[os.DirEntry[str]]) -> Stamp | None:
         return None
     with suppress(OSError):
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in tables]
-        return tuple(sorted((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in found))
+        return tuple(
+            sorted((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in found)
+        )
     return None
 
 
 METHODS = ("GET", "HEAD")
-OWN_PAGES = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " + (
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+OWN_PAGES = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    + ("base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 )
-"""Policy of the dashboard's pages. They contain no inline scripts, so that a script in the name of a folder does not
-run.
+"""Policy of the dashboard's pages. They contain no inline scripts, so that a script in the name of
+a folder does not run.
 """
-RUN_FILES = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; font-src data:; " + (
-    "img-src 'self' data: blob:; media-src 'self' data: blob:; frame-src 'self'; "
-    "sandbox allow-scripts allow-popups allow-downloads"
+RUN_FILES = (
+    "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; font-src data:; "
+    + (
+        "img-src 'self' data: blob:; media-src 'self' data: blob:; frame-src 'self'; "
+        "sandbox allow-scripts allow-popups allow-downloads"
+    )
 )
-"""Policy of a run's pages: their scripts run, but cannot access the dashboard's pages or any server."""
+"""Policy of a run's pages: their scripts run, but cannot access the dashboard's pages or any
+server.
+"""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": OWN_PAGES,
@@ -355,14 +428,17 @@ HEADERS = {
 class Guard:
     """Middleware that passes on only read requests of browsers on this machine.
 
-    The ``Host`` must be a name of this machine with the ``port`` of the dashboard. Any website may let its name resolve
-    to 127.0.0.1, and then counts for the browser as the same server, but its ``Host`` differs.
+    The ``Host`` must be a name of this machine with the ``port`` of the dashboard. Any website may
+    let its name resolve to 127.0.0.1, and then counts for the browser as the same server, but its
+    ``Host`` differs.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         names = ("127.0.0.1", "localhost", "[::1]")
         self.app, self.port = app, port
-        self.hosts = {f"{name}:{port}".encode() for name in names} | {name.encode() for name in names if port == 80}
+        self.hosts = {f"{name}:{port}".encode() for name in names} | {
+            name.encode() for name in names if port == 80
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
@@ -396,7 +472,9 @@ CURVES: dict[str, tuple[str, Callable[[Columns], Curve]]] = {
 POLL_S = 1.0
 """Interval in seconds at which the folders are checked for an open page."""
 HEARTBEAT_S = 10.0
-"""Longest interval in seconds between messages to a page, so that both sides notice a lost connection."""
+"""Longest interval in seconds between messages to a page, so that both sides notice a lost
+connection.
+"""
 
 
 def make_app(runs: FoundRuns, port: int) -> ASGIApp:
@@ -453,7 +531,9 @@ def _asset(request: Request) -> Response:
 
 
 def _of_run(request: Request) -> Response:
-    """Serve a run's page if the path ends with "/", which relative links need, else one of its files."""
+    """Serve a run's page if the path ends with "/", which relative links need, else one of its
+    files.
+    """
     runs, path = _runs(request), request.path_params["path"]
     name, _, file = path.rpartition("/")
     if not file:
@@ -475,16 +555,25 @@ def _details(request: Request) -> Response:
     """Serve the messages and the list of files of one run."""
     runs, name = _runs(request), request.query_params.get("run", "")
     _row(request, name)
-    lines = read_status(runs.path_of(name, "run.json").parent).get("lines") if _has(runs, name, "run.json") else []
+    lines = (
+        read_status(runs.path_of(name, "run.json").parent).get("lines")
+        if _has(runs, name, "run.json")
+        else []
+    )
     shown = [str(line) for line in lines] if isinstance(lines, list) else []
-    return JSONResponse({"lines": shown, "files": [file for file in SERVED if _has(runs, name, file)]})
+    return JSONResponse(
+        {"lines": shown, "files": [file for file in SERVED if _has(runs, name, file)]}
+    )
 
 
 def _members(request: Request) -> Response:
     """Serve the members of a population, or nothing of a run."""
     runs, name = _runs(request), request.query_params.get("run", "")
     _row(request, name)
-    return JSONResponse((read_members(runs.path_of(name, MEMBERS).parent) if _has(runs, name, MEMBERS) else None) or {})
+    return JSONResponse(
+        (read_members(runs.path_of(name, MEMBERS).parent) if _has(runs, name, MEMBERS) else None)
+        or {}
+    )
 
 
 def _answer_curve(request: Request) -> Response:
@@ -496,7 +585,9 @@ def _answer_curve(request: Request) -> Response:
 
 
 def _curve_named(of: str) -> tuple[str, Callable[[Columns], Curve]]:
-    """Return the table and the function of a curve: one of `CURVES`, or a metric such as ``train env/distance``."""
+    """Return the table and the function of a curve: one of `CURVES`, or a metric such as
+    ``train env/distance``.
+    """
     kind, _, column = of.partition(" ")
     if not column.startswith(METRIC):
         return CURVES.get(of, CURVES["eval"])
@@ -514,7 +605,9 @@ async def _events(request: Request) -> Response:
 
 
 async def _changing(runs: FoundRuns, only: str | None) -> AsyncIterator[str]:
-    """Send all rows as event ``list``, then changed rows as event ``change``, and ``beat`` in between."""
+    """Send all rows as event ``list``, then changed rows as event ``change``, and ``beat`` in
+    between.
+    """
     shown: dict[str, RunRow] = {}
     kind, silent_s = "list", 0.0
     while True:

@@ -1,4 +1,5 @@
-"""Describes a graph under a placement in plain numbers, from its layouts, shapes and compiled programs.
+"""Describes a graph under a placement in plain numbers, from its layouts, shapes and compiled
+programs.
 
 Unknown values are None, as are values that need a trace in a run's folder.
 """
@@ -173,24 +174,46 @@ def describe(
         The description.
     """
     graph, shapes = divided(graph, placement), {**(shapes or {}), **state.channels}
-    group_of = {name: index for index, group in enumerate(placement.groups) for name in group.fragments}
-    fragments = tuple(_fragment(f, placement, group_of[f.name], state, num_seeds) for f in graph.fragments)
+    group_of = {
+        name: index for index, group in enumerate(placement.groups) for name in group.fragments
+    }
+    fragments = tuple(
+        _fragment(f, placement, group_of[f.name], state, num_seeds) for f in graph.fragments
+    )
     names = [tuple(f"{d.platform}:{d.id}" for d in group.devices) for group in placement.groups]
-    facts = [(own, shards(group, num_seeds)[0]) for own, group in zip(names, placement.groups, strict=True)]
-    groups = tuple(GroupFacts(g.fragments, *own) for g, own in zip(placement.groups, facts, strict=True))
+    facts = [
+        (own, shards(group, num_seeds)[0])
+        for own, group in zip(names, placement.groups, strict=True)
+    ]
+    groups = tuple(
+        GroupFacts(g.fragments, *own) for g, own in zip(placement.groups, facts, strict=True)
+    )
     programs = [] if run is None else _placed_programs(run, group_of, ticks_per_chunk)
     written = [(writer, name) for writer in graph.fragments for name in writer.writes]
-    read = [(writer, name, *how) for writer, name in written for how in _readers(graph, writer, name).items()]
-    channels = tuple(_channel(graph, w, name, *how, readers, shapes.get(name)) for w, name, how, readers in read)
+    read = [
+        (writer, name, *how)
+        for writer, name in written
+        for how in _readers(graph, writer, name).items()
+    ]
+    channels = tuple(
+        _channel(graph, w, name, *how, readers, shapes.get(name)) for w, name, how, readers in read
+    )
     if programs:
         channels = _with_crossing(channels, graph, placement, shapes, num_seeds, programs)
     return Description(placement.name, num_seeds, fragments, channels, groups, tuple(programs))
 
 
-def _placed_programs(run: Any, group_of: dict[str, int], ticks_per_chunk: int) -> list[PlacedProgram]:
+def _placed_programs(
+    run: Any, group_of: dict[str, int], ticks_per_chunk: int
+) -> list[PlacedProgram]:
     parts = compiled_parts(run, tuple(group_of), ticks_per_chunk)
-    facts = [inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None for _, step, calls in parts]
-    return [PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True)]
+    facts = [
+        inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None
+        for _, step, calls in parts
+    ]
+    return [
+        PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True)
+    ]
 
 
 def _with_crossing(
@@ -203,15 +226,17 @@ def _with_crossing(
 ) -> tuple[ChannelFacts, ...]:
     """Add the bytes copied between devices to the channels."""
     home, axes = homes(placement, num_seeds), channel_axes(graph)
-    crossing = [_crossing(c, axes[c.name], shapes.get(c.name), home, num_seeds, programs) for c in channels]
+    crossing = [
+        _crossing(c, axes[c.name], shapes.get(c.name), home, num_seeds, programs) for c in channels
+    ]
     return tuple(c._replace(crossing_bytes=x) for c, x in zip(channels, crossing, strict=True))
 
 
 def trace_shapes(graph: Graph, state: TrainState, given: Channels, num_seeds: int = 1) -> Channels:
     """Infer the shapes of all channels.
 
-    Tracing the fragments that write unknown channels takes seconds for some environments. Host fragments cannot be
-    traced.
+    Tracing the fragments that write unknown channels takes seconds for some environments. Host
+    fragments cannot be traced.
 
     Args:
         graph: Graph.
@@ -224,10 +249,16 @@ def trace_shapes(graph: Graph, state: TrainState, given: Channels, num_seeds: in
     """
     given = {**given, **state.channels}
     for fragment in graph.fragments:
-        if fragment.host or set(fragment.writes) <= set(given) or not set(fragment.reads) <= set(given):
+        if (
+            fragment.host
+            or set(fragment.writes) <= set(given)
+            or not set(fragment.reads) <= set(given)
+        ):
             continue
 
-        def outputs(private: PyTree, inputs: Channels, hyper: Any, key: Any, fragment: Fragment = fragment) -> Channels:
+        def outputs(
+            private: PyTree, inputs: Channels, hyper: Any, key: Any, fragment: Fragment = fragment
+        ) -> Channels:
             step = graphs.step_of(fragment, jnp.zeros((), jnp.int32))
             return step(private, inputs, graph.hyper_at(hyper, jnp.zeros((), jnp.int32)), key)[1]
 
@@ -247,9 +278,18 @@ def run_shapes(run: Any) -> Channels:
     Returns:
         Shapes by channel, empty if ``run`` is no chain.
     """
-    steps = [segment.step for segment in getattr(run, "segments", ()) if isinstance(segment.step, Compiled | Loaded)]
+    steps = [
+        segment.step
+        for segment in getattr(run, "segments", ())
+        if isinstance(segment.step, Compiled | Loaded)
+    ]
     taken = [step.shapes if isinstance(step, Loaded) else step.args_info[0] for step in steps]
-    return {name: value for arguments in taken for given in arguments[1:3] for name, value in given.items()}
+    return {
+        name: value
+        for arguments in taken
+        for given in arguments[1:3]
+        for name, value in given.items()
+    }
 
 
 def plain(value: Any) -> Any:
@@ -270,7 +310,9 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def compiled_parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> list[tuple[tuple[str, ...], Any, float]]:
+def compiled_parts(
+    run: Any, names: tuple[str, ...], ticks_per_chunk: int
+) -> list[tuple[tuple[str, ...], Any, float]]:
     """List the programs of a chunk.
 
     Args:
@@ -290,27 +332,55 @@ def compiled_parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> li
     ]
 
 
-def _fragment(fragment: Fragment, placement: Placement, group: int, state: TrainState, num_seeds: int) -> FragmentFacts:
+def _fragment(
+    fragment: Fragment, placement: Placement, group: int, state: TrainState, num_seeds: int
+) -> FragmentFacts:
     parts = shards(placement.groups[group], num_seeds)[1] if fragment.division.width else 1
     size = sum(leaf.size_bytes for leaf in _leaves(state.private[fragment.name]))
     f, (width, unit) = fragment, (fragment.division.width, fragment.division.unit)
-    own = f.name, f.reads, f.writes, group, f.start, f.every, f.rounds, f.host, width, unit, parts, size
+    own = (
+        f.name,
+        f.reads,
+        f.writes,
+        group,
+        f.start,
+        f.every,
+        f.rounds,
+        f.host,
+        width,
+        unit,
+        parts,
+        size,
+    )
     return FragmentFacts(*own, WORKERS in f.tags)
 
 
-def _readers(graph: Graph, writer: Fragment, channel: str) -> dict[tuple[int, bool], tuple[str, ...]]:
-    """Return the readers of a channel by age and whether in rounds; an output without readers counts, too."""
+def _readers(
+    graph: Graph, writer: Fragment, channel: str
+) -> dict[tuple[int, bool], tuple[str, ...]]:
+    """Return the readers of a channel by age and whether in rounds; an output without readers
+    counts, too.
+    """
     cycle = next(stage for stage in graphs.stages(graph.fragments) if writer in stage)
     readers: dict[tuple[int, bool], tuple[str, ...]] = {}
     for fragment in graph.fragments:
         if channel in fragment.reads:
-            seen = graphs.age_of(graph, fragment.name, channel), writer.rounds > 1 and fragment in cycle
+            seen = (
+                graphs.age_of(graph, fragment.name, channel),
+                writer.rounds > 1 and fragment in cycle,
+            )
             readers[seen] = (*readers.get(seen, ()), fragment.name)
     return readers or {(0, False): ()}
 
 
 def _channel(
-    graph: Graph, writer: Fragment, name: str, age: int, per_round: bool, readers: tuple[str, ...], shapes: PyTree
+    graph: Graph,
+    writer: Fragment,
+    name: str,
+    age: int,
+    per_round: bool,
+    readers: tuple[str, ...],
+    shapes: PyTree,
 ) -> ChannelFacts:
     leaves = None if shapes is None else _leaves(shapes)
     size = None if leaves is None else sum(leaf.size_bytes for leaf in leaves)
@@ -320,9 +390,16 @@ def _channel(
 
 
 def _crossing(
-    channel: ChannelFacts, axes: Any, shapes: PyTree, home: Any, num_seeds: int, programs: list[PlacedProgram]
+    channel: ChannelFacts,
+    axes: Any,
+    shapes: PyTree,
+    home: Any,
+    num_seeds: int,
+    programs: list[PlacedProgram],
 ) -> float | None:
-    """Compute the bytes per tick that programs copy from other devices. ``home``: mesh of each fragment."""
+    """Compute the bytes per tick that programs copy from other devices. ``home``: mesh of each
+    fragment.
+    """
     if channel.leaves is None:
         return None
     here = lay(home[channel.writer], axes, num_seeds)
@@ -346,7 +423,10 @@ def bytes_moved(shapes: PyTree, source: PyTree, target: PyTree) -> int:
         Bytes.
     """
     leaves = jax.tree.leaves(shapes)
-    layouts = zip(*(jax.tree.leaves(jax.tree.broadcast(layout, shapes)) for layout in (source, target)), strict=True)
+    layouts = zip(
+        *(jax.tree.leaves(jax.tree.broadcast(layout, shapes)) for layout in (source, target)),
+        strict=True,
+    )
     return sum(_missing(leaf, *pair) for leaf, pair in zip(leaves, layouts, strict=True))
 
 
@@ -370,7 +450,10 @@ def _box(index: Any, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 def _leaves(tree: PyTree) -> tuple[Leaf, ...]:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in paths]
-    return tuple(Leaf(name, tuple(x.shape), str(x.dtype), math.prod(x.shape) * x.dtype.itemsize) for name, x in named)
+    return tuple(
+        Leaf(name, tuple(x.shape), str(x.dtype), math.prod(x.shape) * x.dtype.itemsize)
+        for name, x in named
+    )
 
 
 def notes_of(fragment: FragmentFacts, description: Description) -> tuple[str, ...]:

@@ -44,7 +44,11 @@ def new_table(title: str, *columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(f"\n{title}", overflow="fold")
     for name in columns:
-        table.add_column(f"\n{name.lstrip('>')}", justify="right" if name.startswith(">") else "left", overflow="fold")
+        table.add_column(
+            f"\n{name.lstrip('>')}",
+            justify="right" if name.startswith(">") else "left",
+            overflow="fold",
+        )
     return table
 
 
@@ -87,7 +91,9 @@ def channel_table(description: Description) -> Table:
     Returns:
         The table.
     """
-    table = new_table("channels", "from → to", "age", "arrays", ">size", ">a tick", ">between devices")
+    table = new_table(
+        "channels", "from → to", "age", "arrays", ">size", ">a tick", ">between devices"
+    )
     for channel in description.channels:
         age = "1 round" if channel.age and channel.per_round else str(channel.age)
         sizes = channel.size_bytes, channel.tick_bytes, channel.crossing_bytes
@@ -128,13 +134,24 @@ def program_table(description: Description) -> Table:
     Returns:
         The table.
     """
-    columns = ("devices", ">FLOPs*", ">accessed*", ">arguments", ">outputs", ">in place", ">temporaries", ">loops run")
+    columns = (
+        "devices",
+        ">FLOPs*",
+        ">accessed*",
+        ">arguments",
+        ">outputs",
+        ">in place",
+        ">temporaries",
+        ">loops run",
+    )
     table = new_table("programs", *columns)
     for number, group in enumerate(description.groups):
         programs = [program for program in description.programs if program.group == number]
         for program in programs:
             table.add_row(*program_row(program, group_label(group)))
-        known = [(program.calls, program.facts) for program in programs if program.facts is not None]
+        known = [
+            (program.calls, program.facts) for program in programs if program.facts is not None
+        ]
         if len(known) > 1:
             flops = sum(calls * (facts.flops or 0) for calls, facts in known)
             accessed = sum(calls * (facts.accessed_bytes or 0) for calls, facts in known)
@@ -157,14 +174,21 @@ def program_row(program: PlacedProgram, devices: str) -> list[str]:
         return [names, "the host, in Python"]
     if program.calls > 1:
         names += f" ({program.calls:g} calls a tick)"
-    sizes = (facts.accessed_bytes, facts.argument_bytes, facts.output_bytes, facts.aliased_bytes, facts.temporary_bytes)
+    sizes = (
+        facts.accessed_bytes,
+        facts.argument_bytes,
+        facts.output_bytes,
+        facts.aliased_bytes,
+        facts.temporary_bytes,
+    )
     loops = ", ".join("?" if runs is None else f"{runs:g}" for runs in dict.fromkeys(facts.loops))
     flops = "?" if facts.flops is None else si(facts.flops)
     return [names, devices, flops, *map(byte_size, sizes), loops or "-"]
 
 
 def collective_lines(description: Description) -> list[str]:
-    """Describe the collectives that the compiler inserted to communicate between the devices of a program.
+    """Describe the collectives that the compiler inserted to communicate between the devices of a
+    program.
 
     Args:
         description: Description of the graph.
@@ -175,7 +199,11 @@ def collective_lines(description: Description) -> list[str]:
     lines = ["", "collectives in the compiled programs"]
     for program in description.programs:
         for found in program.facts.collectives if program.facts else ():
-            often = f"in a loop, {found.runs or 0:g} times a tick" if found.runs else "in a loop of unknown length"
+            often = (
+                f"in a loop, {found.runs or 0:g} times a tick"
+                if found.runs
+                else "in a loop of unknown length"
+            )
             often = "once a tick" if found.runs == 1 else often
             text = f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in total each time"
             lines.append(f"  {', '.join(program.fragments)}: {text}")
@@ -187,14 +215,19 @@ def closing_lines(description: Description, facts: dict[str, Any]) -> list[str]:
 
     Args:
         description: Description of the graph.
-        facts: ``compile_s`` in seconds, and ``programs_from_disk``, the number of programs loaded from the cache.
+        facts: ``compile_s`` in seconds, and ``programs_from_disk``, the number of programs loaded
+            from the cache.
 
     Returns:
         Lines.
     """
     disk = facts["programs_from_disk"]
     cached = f", {disk} program{'s' if disk > 1 else ''} loaded from the disk cache" if disk else ""
-    seeds = f"; shapes and sizes are of all {description.num_seeds} seeds" if description.num_seeds > 1 else ""
+    seeds = (
+        f"; shapes and sizes are of all {description.num_seeds} seeds"
+        if description.num_seeds > 1
+        else ""
+    )
     return [
         "",
         "* XLA's analysis, for one device and one tick (or call). The body of a loop counts once, however often it",

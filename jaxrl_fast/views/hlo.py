@@ -1,6 +1,7 @@
 """XLA's figures of a compiled program: operations, memory and collectives.
 
-Collectives are parsed from the text of the compiled program, since XLA's analysis does not include them.
+Collectives are parsed from the text of the compiled program, since XLA's analysis does not include
+them.
 """
 
 import re
@@ -11,10 +12,14 @@ from typing import Any, NamedTuple
 from jax.stages import Compiled
 
 COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
-CALLEES = re.compile(r"\b(body|condition|to_apply|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
+CALLEES = re.compile(
+    r"\b(body|condition|to_apply|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)"
+)
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 CONDITION = re.compile(r"\bcondition=%([\w.\-]+)")
-COUNTED = re.compile(r"ROOT %[\w.\-]+ = pred\[\]\S* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT")
+COUNTED = re.compile(
+    r"ROOT %[\w.\-]+ = pred\[\]\S* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT"
+)
 """The end of a loop's condition that compares whether a counter is less than a number."""
 CONSTANT = re.compile(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
@@ -22,7 +27,8 @@ COLLECTIVE = re.compile(
     r"= (.*?) (all-reduce|all-gather|(?:ragged-)?all-to-all|reduce-scatter|collective-(?:permute|broadcast))"
     r"(?:-done)?\("
 )
-"""An instruction that communicates between devices; of an asynchronous pair, the one that ends it."""
+"""An instruction that communicates between devices; of an asynchronous pair, the one that ends it.
+"""
 
 
 class Collective(NamedTuple):
@@ -42,17 +48,20 @@ class Collective(NamedTuple):
 
 
 class ProgramFacts(NamedTuple):
-    """XLA's figures of a compiled program, for each of its devices; None if the device does not report them.
+    """XLA's figures of a compiled program, for each of its devices; None if the device does not
+    report them.
 
     Attributes:
         flops: Floating-point operations of one call, with the body of every loop counted once.
-        accessed_bytes: Bytes read and written in one call, with the body of every loop counted once.
+        accessed_bytes: Bytes read and written in one call, with the body of every loop counted
+            once.
         argument_bytes: Memory of arguments.
         output_bytes: Memory of outputs.
         aliased_bytes: Part of the outputs in the memory of arguments.
         temporary_bytes: Memory of temporaries.
         code_bytes: Memory of the program's code.
-        loops: Runs per tick of each loop body that runs more than once, None if XLA does not report it.
+        loops: Runs per tick of each loop body that runs more than once, None if XLA does not report
+            it.
         collectives: Collectives between its devices.
     """
 
@@ -81,8 +90,14 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
     text = compiled.as_text() or ""
     # The loop over ticks is left out, since its body runs once a tick.
     loops = sorted(count / ticks for count in loop_runs(text) if not count <= ticks)
-    argument, output, alias, temp, code = map(size, ("argument", "output", "alias", "temp", "generated_code"))
-    flops, accessed, collectives = cost.get("flops"), cost.get("bytes accessed"), find_collectives(text, ticks)
+    argument, output, alias, temp, code = map(
+        size, ("argument", "output", "alias", "temp", "generated_code")
+    )
+    flops, accessed, collectives = (
+        cost.get("flops"),
+        cost.get("bytes accessed"),
+        find_collectives(text, ticks),
+    )
     known = tuple(map(_known, loops))
     return ProgramFacts(flops, accessed, argument, output, alias, temp, code, known, collectives)
 
@@ -98,7 +113,10 @@ def program_bytes(compiled: Compiled) -> int | None:
     Returns:
         Bytes, or None if the device does not report them.
     """
-    memory, kinds = compiled.memory_analysis(), ("argument", "output", "temp", "generated_code", "alias")
+    memory, kinds = (
+        compiled.memory_analysis(),
+        ("argument", "output", "temp", "generated_code", "alias"),
+    )
     sizes = [size for kind in kinds if (size := _memory_size(memory, kind)) is not None]
     return sum(sizes[:-1]) - sizes[-1] if len(sizes) == len(kinds) else None
 
@@ -118,7 +136,9 @@ def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
     for name, often in runs.items():
         for result, kind in COLLECTIVE.findall("\n".join(computations[name])):
             found.setdefault((kind, _known(often / ticks)), []).append(array_bytes(result))
-    return tuple(Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in found.items())
+    return tuple(
+        Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in found.items()
+    )
 
 
 def loop_runs(text: str) -> list[float]:
@@ -188,8 +208,8 @@ def computation_runs(computations: dict[str, list[str]], entry: str) -> dict[str
 def loop_trips(line: str, computations: dict[str, list[str]]) -> float:
     """Return the runs of a loop's body.
 
-    XLA notes them; otherwise (on TPUs) they are the number that the condition compares a counter with, since loops of
-    JAX count from 0 in ones.
+    XLA notes them; otherwise (on TPUs) they are the number that the condition compares a counter
+    with, since loops of JAX count from 0 in ones.
 
     Args:
         line: Instruction of the loop.
@@ -209,7 +229,11 @@ def loop_trips(line: str, computations: dict[str, list[str]]) -> float:
 
 def _calls(line: str) -> list[tuple[str, bool]]:
     """List the computations that an instruction calls, and whether as the body of a loop."""
-    return [(name[1:], role == "body") for role, names in CALLEES.findall(line) for name in names.split(", ")]
+    return [
+        (name[1:], role == "body")
+        for role, names in CALLEES.findall(line)
+        for name in names.split(", ")
+    ]
 
 
 def array_bytes(shape: str) -> int:
@@ -222,7 +246,10 @@ def array_bytes(shape: str) -> int:
         Bytes.
     """
     arrays = ARRAY.findall(shape)
-    return sum(prod(int(n) for n in dims.split(",") if n) * max(1, int(bits or 8) // 8) for bits, dims in arrays)
+    return sum(
+        prod(int(n) for n in dims.split(",") if n) * max(1, int(bits or 8) // 8)
+        for bits, dims in arrays
+    )
 
 
 def _memory_size(memory: Any, kind: str) -> int | None:
@@ -238,7 +265,9 @@ OPERAND = re.compile(r"%([\w.\-]+)")
 COMMENT = re.compile(r"/\*.*?\*/")
 CALLED = {
     "while": re.compile(r"body=(%[\w.\-]+)"),
-    "conditional": re.compile(r"(?:branch_computations|true_computation|false_computation)=\{?(%[^},]+(?:, %[^},]+)*)"),
+    "conditional": re.compile(
+        r"(?:branch_computations|true_computation|false_computation)=\{?(%[^},]+(?:, %[^},]+)*)"
+    ),
     "call": re.compile(r"to_apply=(%[\w.\-]+)"),
 }
 """Patterns of the computations that an instruction runs step by step, by opcode."""
@@ -269,8 +298,8 @@ class Text(NamedTuple):
 
     Attributes:
         computations: Instructions by computation.
-        runs: Runs of the computations that run step by step in one call, NaN in a loop of unknown length. Other
-            computations are parts of kernels.
+        runs: Runs of the computations that run step by step in one call, NaN in a loop of unknown
+            length. Other computations are parts of kernels.
     """
 
     computations: dict[str, tuple[Instruction, ...]]
@@ -288,13 +317,19 @@ def read_text(text: str) -> Text:
     """
     lines, entry = read_computations(text)
     found = {
-        name: tuple(read for line in lines[name] if (read := read_instruction(line)) is not None) for name in lines
+        name: tuple(read for line in lines[name] if (read := read_instruction(line)) is not None)
+        for name in lines
     }
     often, stepped, waiting = computation_runs(lines, entry), set(), [entry]
     while waiting:
         name = waiting.pop()
         stepped.add(name)
-        waiting += [called for instruction in found[name] for called in steps_of(instruction) if called not in stepped]
+        waiting += [
+            called
+            for instruction in found[name]
+            for called in steps_of(instruction)
+            if called not in stepped
+        ]
     return Text(found, {name: often[name] for name in stepped if name in often})
 
 
@@ -316,7 +351,12 @@ def read_instruction(line: str) -> Instruction | None:
     closes = _closing(rest, opens)
     operands = tuple(OPERAND.findall(rest[opens:closes]))
     return Instruction(
-        start[2], rest[:shape_end], rest[shape_end:opens].strip(), operands, rest[closes + 1 :], bool(start[1])
+        start[2],
+        rest[:shape_end],
+        rest[shape_end:opens].strip(),
+        operands,
+        rest[closes + 1 :],
+        bool(start[1]),
     )
 
 

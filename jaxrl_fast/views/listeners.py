@@ -1,4 +1,6 @@
-"""Writes pages and pictures of a run to its folder: graph, curve, and ``report.html`` during and after training."""
+"""Writes pages and pictures of a run to its folder: graph, curve, and ``report.html`` during and
+after training.
+"""
 
 import time
 from pathlib import Path
@@ -23,7 +25,9 @@ SHARE = 0.01
 
 
 class LiveReport:
-    """Rewrites a run's page when it is due. Call it any number of times. An error prints a message and stops it."""
+    """Rewrites a run's page when it is due. Call it any number of times. An error prints a message
+    and stops it.
+    """
 
     def __init__(self) -> None:
         self.due_s = 0.0
@@ -57,11 +61,21 @@ def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) ->
     """
     how = f"placement {job.placement.name}, overlap {job.options.graph.overlap}"
     title = f"{job.env.spec.name}, {job.algorithm.name}, {how}"
-    draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, folder.tell)
+    draw_run(
+        folder.path / "graph.svg",
+        title,
+        job.graph,
+        job.placement,
+        state,
+        run,
+        job.num_seeds,
+        folder.tell,
+    )
 
 
 def draw_curve(folder: RunFolder, policy: Policy) -> None:
-    """Draw ``curve.png``: greedy return against environment steps, with its spread over episodes or seeds.
+    """Draw ``curve.png``: greedy return against environment steps, with its spread over episodes or
+    seeds.
 
     Args:
         folder: Folder of the run; nothing is drawn without evaluations.
@@ -78,7 +92,11 @@ def draw_curve(folder: RunFolder, policy: Policy) -> None:
     axes = figure.subplots()
     label = "mean of the episodes, 10 to 90 % shaded"
     if returns.shape[1] > 1:
-        low, high, label = returns.min(axis=1), returns.max(axis=1), f"mean of {returns.shape[1]} seeds, range shaded"
+        low, high, label = (
+            returns.min(axis=1),
+            returns.max(axis=1),
+            f"mean of {returns.shape[1]} seeds, range shaded",
+        )
     axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
     axes.plot(steps, returns.mean(axis=1), marker="o", markersize=3.5, label=label)
     axes.set(xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
@@ -93,7 +111,9 @@ def draw_curve(folder: RunFolder, policy: Policy) -> None:
 
 
 def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
-    """Return the linear regression of the evaluations' times and its inverse: rates are constant after the start."""
+    """Return the linear regression of the evaluations' times and its inverse: rates are constant
+    after the start.
+    """
     rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (0.0, -1.0)
     if start < 0:  # a fast warm-up, or a single evaluation: a run cannot start before time 0
         rate, start = float(steps @ time) / max(float(steps @ steps), 1.0), 0.0

@@ -12,7 +12,15 @@ from jaxrl_fast.training.progress import clock, si
 
 SHARE = 0.02
 """Largest fraction of time for drawing."""
-SHOWN = ("env_steps", "updates", "eval_return_mean", "eval_return_std", "eval_success_rate", "eval_episodes", "wall_s")
+SHOWN = (
+    "env_steps",
+    "updates",
+    "eval_return_mean",
+    "eval_return_std",
+    "eval_success_rate",
+    "eval_episodes",
+    "wall_s",
+)
 RATES = {"sampling_hz": "steps/s", "update_hz": "updates/s", "update_frame_hz": "samples/s"}
 
 
@@ -78,13 +86,22 @@ def history_svg(history: Sequence[Row]) -> str:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    greedy = [(row["env_steps"], row["eval_return_mean"]) for row in history if row["kind"] == "eval"]
-    training = [(row["env_steps"], row["episode_return"]) for row in history if row.get("episode_return") is not None]
+    greedy = [
+        (row["env_steps"], row["eval_return_mean"]) for row in history if row["kind"] == "eval"
+    ]
+    training = [
+        (row["env_steps"], row["episode_return"])
+        for row in history
+        if row.get("episode_return") is not None
+    ]
     if not greedy and not training:
         return ""
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     axes = figure.add_subplot()
-    for label, points, style in (("training", training, "#d55e00"), ("greedy", sorted(greedy), "#0072b2")):
+    for label, points, style in (
+        ("training", training, "#d55e00"),
+        ("greedy", sorted(greedy), "#0072b2"),
+    ):
         if points:
             marker = "o" if len(points) < 30 else None
             axes.plot(*zip(*points, strict=True), color=style, label=label, marker=marker, ms=3)
@@ -107,8 +124,14 @@ def result_html(history: Sequence[Row], summary: Mapping[str, Any]) -> str:
     Returns:
         HTML.
     """
-    rows = "".join(f"<tr><th>{name}</th><td>{_written(summary[name])}</td></tr>" for name in SHOWN if name in summary)
-    rates = " · ".join(f"{si(summary[name])} {unit}" for name, unit in RATES.items() if name in summary)
+    rows = "".join(
+        f"<tr><th>{name}</th><td>{_written(summary[name])}</td></tr>"
+        for name in SHOWN
+        if name in summary
+    )
+    rates = " · ".join(
+        f"{si(summary[name])} {unit}" for name, unit in RATES.items() if name in summary
+    )
     return f"<div>{history_svg(history)}<table>{rows}<tr><th>rates</th><td>{escape(rates)}</td></tr></table></div>"
 
 

@@ -1,4 +1,5 @@
-"""A figure for a paper: learning curves, aggregate metrics and performance profiles over seeds, computed by rliable.
+"""A figure for a paper: learning curves, aggregate metrics and performance profiles over seeds,
+computed by rliable.
 
 Source: Agarwal et al. (2021), arXiv 2108.13264.
 """
@@ -18,7 +19,12 @@ LABEL_WIDTH = 28
 """Letters of a label's line."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's colors, which are distinguishable for color-blind people."""
-AGGREGATES = {"median": "median", "interquartile mean": "iqm", "mean": "mean", "optimality gap": "optimality_gap"}
+AGGREGATES = {
+    "median": "median",
+    "interquartile mean": "iqm",
+    "mean": "mean",
+    "optimality gap": "optimality_gap",
+}
 """Title -> rliable's name."""
 
 
@@ -55,7 +61,9 @@ def draw_figure(views: Sequence[RunView], path: Path) -> None:
     try:
         import rliable.library  # noqa: F401
     except ImportError:
-        raise ValueError("a figure needs rliable: pip install 'jaxrl_fast[paper]', or write out=....html") from None
+        raise ValueError(
+            "a figure needs rliable: pip install 'jaxrl_fast[paper]', or write out=....html"
+        ) from None
     from matplotlib import pyplot as plt
 
     plt.switch_backend("agg")
@@ -63,10 +71,19 @@ def draw_figure(views: Sequence[RunView], path: Path) -> None:
     lines = lines_of(views)
     tasks = list(dict.fromkeys(task for by_task in lines.values() for task in by_task))
     scores = final_scores(lines, tasks)
-    with plt.rc_context({"pdf.fonttype": 42, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        layout: Any = [[f"curve {task}" for task in tasks], ["gap"] * len(tasks), ["profile"] * len(tasks)]
+    with plt.rc_context(
+        {"pdf.fonttype": 42, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    ):
+        layout: Any = [
+            [f"curve {task}" for task in tasks],
+            ["gap"] * len(tasks),
+            ["profile"] * len(tasks),
+        ]
         figure, axes = plt.subplot_mosaic(
-            layout, figsize=(max(6.5, 3.4 * len(tasks)), 8.5), layout="constrained", height_ratios=(3, 2, 2.4)
+            layout,
+            figsize=(max(6.5, 3.4 * len(tasks)), 8.5),
+            layout="constrained",
+            height_ratios=(3, 2, 2.4),
         )
         for task in tasks:
             draw_curves(axes[f"curve {task}"], lines, task)
@@ -96,7 +113,9 @@ def lines_of(views: Sequence[RunView]) -> Lines:
                 raise ValueError(f"{view.path} is {why}: leave it out")
         scores = scores_of(joined(members).evals)
         if not scores.returns.size:
-            raise ValueError(f"the runs of {label} on {task} have no evaluations at the same steps: compare others")
+            raise ValueError(
+                f"the runs of {label} on {task} have no evaluations at the same steps: compare others"
+            )
         known = members[0].status.get("reference") or {}
         line = Line(scores.env_steps, scores.returns, known.get("return"), known.get("random"))
         lines.setdefault(label, {})[task] = line
@@ -106,8 +125,8 @@ def lines_of(views: Sequence[RunView]) -> Lines:
 def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
     """Compute normalized final returns.
 
-    The published return of random actions (without one, the lowest return in the figure) is 0, and the reference
-    (without one, the highest return) is 1.
+    The published return of random actions (without one, the lowest return in the figure) is 0, and
+    the reference (without one, the highest return) is 1.
 
     Args:
         lines: Lines of the figure.
@@ -125,14 +144,22 @@ def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
         lows = [line.random for line in drawn if line.random is not None]
         low = min(lows) if lows else min(line.returns.mean(axis=1).min() for line in drawn)
         known = [line.reference for line in drawn if line.reference is not None]
-        high = max([*known, low + 1e-9]) if known else max(line.returns.mean(axis=1).max() for line in drawn)
+        high = (
+            max([*known, low + 1e-9])
+            if known
+            else max(line.returns.mean(axis=1).max() for line in drawn)
+        )
         for label, by_task in lines.items():
             if task not in by_task:
-                raise ValueError(f"{label} has no run on {task}: compare runs that cover the same environments")
+                raise ValueError(
+                    f"{label} has no run on {task}: compare runs that cover the same environments"
+                )
             scaled[label].append((by_task[task].returns[-1] - low) / max(high - low, 1e-9))
     for label, columns in scaled.items():
         if len({len(column) for column in columns}) > 1:
-            raise ValueError(f"{label} has different numbers of seeds by environment: use the same number in each")
+            raise ValueError(
+                f"{label} has different numbers of seeds by environment: use the same number in each"
+            )
     return {label: np.stack(columns, axis=1) for label, columns in scaled.items()}
 
 
@@ -149,9 +176,16 @@ def draw_curves(axes: Any, lines: Lines, task: str) -> None:
 
     for color, (label, by_task) in zip(COLORS * len(lines), lines.items(), strict=False):
         line = by_task[task]
-        points, low, high = np.array([_interval(x[:, None], metrics.aggregate_iqm) for x in line.returns]).T
+        points, low, high = np.array(
+            [_interval(x[:, None], metrics.aggregate_iqm) for x in line.returns]
+        ).T
         seeds = line.returns.shape[1]
-        axes.plot(line.env_steps, points, color=color, label=_wrapped(f"{label}, {seeds} seed{'s' * (seeds > 1)}", 2))
+        axes.plot(
+            line.env_steps,
+            points,
+            color=color,
+            label=_wrapped(f"{label}, {seeds} seed{'s' * (seeds > 1)}", 2),
+        )
         axes.fill_between(line.env_steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(title=task, xlabel="environment steps", ylabel="greedy return, interquartile mean")
     axes.xaxis.set_major_formatter(EngFormatter())
@@ -159,7 +193,8 @@ def draw_curves(axes: Any, lines: Lines, task: str) -> None:
 
 
 def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> None:
-    """Draw median, interquartile mean, mean and optimality gap of the final returns, with intervals.
+    """Draw median, interquartile mean, mean and optimality gap of the final returns, with
+    intervals.
 
     Args:
         figure: Figure.
@@ -174,7 +209,9 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
     panels = axes.get_subplotspec().subgridspec(1, len(AGGREGATES))
     for column, (title, name) in enumerate(AGGREGATES.items()):
         panel = figure.add_subplot(panels[column])
-        for row, (color, matrix) in enumerate(zip(COLORS * len(scores), scores.values(), strict=False)):
+        for row, (color, matrix) in enumerate(
+            zip(COLORS * len(scores), scores.values(), strict=False)
+        ):
             point, low, high = _interval(matrix, getattr(metrics, f"aggregate_{name}"))
             panel.barh(row, high - low, left=low, height=0.6, color=color, alpha=0.35)
             panel.plot([point, point], [row - 0.3, row + 0.3], color=color, linewidth=2)
@@ -200,7 +237,9 @@ def scale_of(lines: Lines) -> str:
             by_environment.setdefault(task, []).append(line)
 
     def either(known: list[bool], published: str, otherwise: str) -> str:
-        return published if all(known) else f"{published} or {otherwise}" if any(known) else otherwise
+        return (
+            published if all(known) else f"{published} or {otherwise}" if any(known) else otherwise
+        )
 
     drawn = by_environment.values()
     random = [any(line.random is not None for line in one) for one in drawn]
@@ -226,7 +265,12 @@ def draw_profile(axes: Any, scores: dict[str, np.ndarray], scale: str) -> None:
     for color, label in zip(COLORS * len(scores), scores, strict=False):
         axes.plot(taus, shares[label], color=color, label=label)
         axes.fill_between(taus, *intervals[label], color=color, alpha=0.2, linewidth=0)
-    axes.set(xlabel=scale, ylabel="share of runs above it", ylim=(-0.02, 1.02), title="performance profile")
+    axes.set(
+        xlabel=scale,
+        ylabel="share of runs above it",
+        ylim=(-0.02, 1.02),
+        title="performance profile",
+    )
 
 
 def _wrapped(label: str, columns: int = 1) -> str:
@@ -234,12 +278,16 @@ def _wrapped(label: str, columns: int = 1) -> str:
 
 
 def _interval(matrix: np.ndarray, function: Any) -> tuple[float, float, float]:
-    """Compute a metric of ``[seeds, tasks]`` with its 95 % stratified bootstrap interval; no interval for one seed."""
+    """Compute a metric of ``[seeds, tasks]`` with its 95 % stratified bootstrap interval; no
+    interval for one seed.
+    """
     from rliable import library
 
     point = float(function(matrix))
     if len(matrix) == 1:
         return point, point, point
     bootstrap = library.StratifiedBootstrap(matrix)
-    low, high = bootstrap.conf_int(lambda x: np.array([function(x)]), reps=RESAMPLES, size=0.95, method="percentile")
+    low, high = bootstrap.conf_int(
+        lambda x: np.array([function(x)]), reps=RESAMPLES, size=0.95, method="percentile"
+    )
     return point, float(low[0]), float(high[0])

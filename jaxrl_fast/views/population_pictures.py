@@ -1,4 +1,6 @@
-"""Pictures of a population: score over each setting, all settings together, and the rates of its members over time."""
+"""Pictures of a population: score over each setting, all settings together, and the rates of its
+members over time.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +59,12 @@ def draw_scores(plt: Any, data: Mapping[str, Any], scored: list[dict[str, Any]])
     columns = min(3, len(settings))
     rows = -(-len(settings) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(4.4 * columns, 3.4 * rows), layout="constrained", squeeze=False, sharey=True
+        rows,
+        columns,
+        figsize=(4.4 * columns, 3.4 * rows),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
     )
     steps = np.array([one["env_steps"] for one in scored])
     for i, (key, kind, values) in enumerate(settings):
@@ -65,7 +72,13 @@ def draw_scores(plt: Any, data: Mapping[str, Any], scored: list[dict[str, Any]])
         points = [one["point"][key] for one in scored]
         x = points if kind in RANGES else [_place(point, values) for point in points]
         shown = at.scatter(
-            x, [one["score"] for one in scored], c=steps, cmap="viridis_r", s=26, edgecolors="white", lw=0.4
+            x,
+            [one["score"] for one in scored],
+            c=steps,
+            cmap="viridis_r",
+            s=26,
+            edgecolors="white",
+            lw=0.4,
         )
         at.set(xlabel=key.removeprefix("algo."), xscale="log" if kind == "log" else "linear")
         if kind not in RANGES:
@@ -96,12 +109,21 @@ def draw_parallel(plt: Any, data: Mapping[str, Any], scored: list[dict[str, Any]
     low, high = min(scores), max(scores)
     figure, at = plt.subplots(figsize=(2.2 * (len(keys) + 2), 3.8), layout="constrained")
     for rank, one in reversed(list(enumerate(scored))):
-        heights = [one["shares"][key] for key in keys] + [(one["score"] - low) / max(high - low, 1e-9)]
+        heights = [one["shares"][key] for key in keys] + [
+            (one["score"] - low) / max(high - low, 1e-9)
+        ]
         best = rank < max(1, len(scored) // 4)
-        at.plot(heights, color=BEST if best else OTHERS, lw=1.6 if best else 0.7, alpha=0.9 if best else 0.45)
+        at.plot(
+            heights,
+            color=BEST if best else OTHERS,
+            lw=1.6 if best else 0.7,
+            alpha=0.9 if best else 0.45,
+        )
     at.set_xticks(range(len(keys) + 1), [*(key.removeprefix("algo.") for key in keys), "score"])
     at.set(yticks=[], ylim=(-0.06, 1.06), xlim=(-0.1, len(keys) + 0.4))
-    ends = [(values[0], values[-1]) for _, _, values in data["settings"]] + [(f"{low:.4g}", f"{high:.4g}")]
+    ends = [(values[0], values[-1]) for _, _, values in data["settings"]] + [
+        (f"{low:.4g}", f"{high:.4g}")
+    ]
     for i, (first, last) in enumerate(ends):
         at.axvline(i, color="#1b232c", lw=0.8)
         at.text(i + 0.03, -0.05, first, fontsize="small")
@@ -110,7 +132,8 @@ def draw_parallel(plt: Any, data: Mapping[str, Any], scored: list[dict[str, Any]
 
 
 def draw_lineage(plt: Any, data: Mapping[str, Any]) -> Any:
-    """Draw the rates of all members over time; a dotted line leads to a copy from the member that it continues.
+    """Draw the rates of all members over time; a dotted line leads to a copy from the member that
+    it continues.
 
     Args:
         plt: Matplotlib's ``pyplot``.
@@ -124,7 +147,12 @@ def draw_lineage(plt: Any, data: Mapping[str, Any]) -> Any:
         return None
     best = data["members"][0]["number"]
     figure, axes = plt.subplots(
-        len(ranged), 1, figsize=(7.5, 2.8 * len(ranged)), layout="constrained", squeeze=False, sharex=True
+        len(ranged),
+        1,
+        figsize=(7.5, 2.8 * len(ranged)),
+        layout="constrained",
+        squeeze=False,
+        sharex=True,
     )
     for (index, key, kind), (at,) in zip(ranged, axes, strict=True):
         for member in data["members"]:
@@ -135,7 +163,9 @@ def draw_lineage(plt: Any, data: Mapping[str, Any]) -> Any:
     return figure
 
 
-def draw_rate(at: Any, data: Mapping[str, Any], member: Mapping[str, Any], index: int, *, best: bool) -> None:
+def draw_rate(
+    at: Any, data: Mapping[str, Any], member: Mapping[str, Any], index: int, *, best: bool
+) -> None:
     """Draw one rate of a member over time.
 
     Args:
@@ -150,7 +180,11 @@ def draw_rate(at: Any, data: Mapping[str, Any], member: Mapping[str, Any], index
     ends = [*(row[0] for row in rows[1:]), member["env_steps"]]
     for (steps, _, parent, point), end in zip(rows, ends, strict=True):
         at.plot([steps, end], [point[index]] * 2, color=color, lw=2.2 if best else 1.0)
-        before = [own[index] for begin, number, _, own in data["lineage"] if number == parent and begin < steps]
+        before = [
+            own[index]
+            for begin, number, _, own in data["lineage"]
+            if number == parent and begin < steps
+        ]
         if before:
             at.plot([steps, steps], [before[-1], point[index]], color=color, lw=0.8, ls=":")
 

@@ -41,14 +41,22 @@ def check_out(path: Path) -> None:
         ValueError: Unsupported suffix, missing ffmpeg, or missing folder.
     """
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"out={path}: write a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise ValueError(
+            f"out={path}: write a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        )
     if path.suffix == ".mp4" and _find_ffmpeg() is None:
-        raise ValueError(f"out={path} needs ffmpeg: pip install 'jaxrl_fast[video]', or write out=....gif")
+        raise ValueError(
+            f"out={path} needs ffmpeg: pip install 'jaxrl_fast[video]', or write out=....gif"
+        )
     if not path.parent.is_dir():
-        raise ValueError(f"out={path}: there is no folder {path.parent}: make it, or write another one")
+        raise ValueError(
+            f"out={path}: there is no folder {path.parent}: make it, or write another one"
+        )
 
 
-def encode(pictures: Iterable[np.ndarray], suffix: str, picture_s: float) -> tuple[bytes, list[tuple[int, int]]]:
+def encode(
+    pictures: Iterable[np.ndarray], suffix: str, picture_s: float
+) -> tuple[bytes, list[tuple[int, int]]]:
     """Encode pictures as GIF or MP4.
 
     Args:
@@ -70,7 +78,8 @@ def encode(pictures: Iterable[np.ndarray], suffix: str, picture_s: float) -> tup
 
 
 def fitted(picture: np.ndarray, width: int) -> np.ndarray:
-    """Scale a picture to at most a width: a smaller one by a whole factor, a larger one by averaging.
+    """Scale a picture to at most a width: a smaller one by a whole factor, a larger one by
+    averaging.
 
     Args:
         picture: Picture, uint8 ``[H, W, 3]``.
@@ -83,7 +92,11 @@ def fitted(picture: np.ndarray, width: int) -> np.ndarray:
     times = width // image.width
     if times >= 1:
         return picture.repeat(times, axis=0).repeat(times, axis=1)
-    return np.asarray(image.resize((width, max(1, round(image.height * width / image.width))), Image.Resampling.BOX))
+    return np.asarray(
+        image.resize(
+            (width, max(1, round(image.height * width / image.width))), Image.Resampling.BOX
+        )
+    )
 
 
 def _gif(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
@@ -91,16 +104,36 @@ def _gif(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
     duration_ms = 10 * max(2, round(100 * picture_s))
     images = (Image.fromarray(picture).quantize(dither=Image.Dither.NONE) for picture in pictures)
     file = io.BytesIO()
-    next(images).save(file, "GIF", save_all=True, append_images=images, duration=duration_ms, loop=0)
+    next(images).save(
+        file, "GIF", save_all=True, append_images=images, duration=duration_ms, loop=0
+    )
     return file.getvalue()
 
 
 def _mp4(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
     first = next(pictures)
     height, width = first.shape[:2]
-    given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(1 / picture_s), "-i", "-"]
+    given = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        f"{width}x{height}",
+        "-r",
+        str(1 / picture_s),
+        "-i",
+        "-",
+    ]
     # Colors are stored for squares of two by two pixels.
-    made = ["-vf", "crop=trunc(iw/2)*2:trunc(ih/2)*2", "-pix_fmt", "yuv420p", "-movflags", "faststart"]
+    made = [
+        "-vf",
+        "crop=trunc(iw/2)*2:trunc(ih/2)*2",
+        "-pix_fmt",
+        "yuv420p",
+        "-movflags",
+        "faststart",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "movie.mp4"
         command = [_find_ffmpeg() or "ffmpeg", "-loglevel", "error", *given, *made, str(path)]
@@ -121,12 +154,17 @@ def _find_ffmpeg() -> str | None:
 
 FIELD_OF_VIEW = 35.0
 TOWARDS_CAMERA = np.array((0.45, -1.0, 0.32))
-"""Direction from the target to the camera: from the side and slightly above, as in ``policy.html``."""
+"""Direction from the target to the camera: from the side and slightly above, as in ``policy.html``.
+"""
 SKY, TILES = (0.93, 0.94, 0.96), ((0.80, 0.83, 0.87), (0.72, 0.76, 0.81))
 BODIES, FIXED = ((0.94, 0.50, 0.25, 1.0), (0.86, 0.40, 0.19, 1.0)), (0.55, 0.58, 0.63, 1.0)
-"""Two alternating colors, so that crossing limbs are distinguishable; and the color of static shapes."""
+"""Two alternating colors, so that crossing limbs are distinguishable; and the color of static
+shapes.
+"""
 SHADOW_PIXELS = 1024
-"""A quarter of MuJoCo's default: four times as fast without a GPU, and no visible difference at this size."""
+"""A quarter of MuJoCo's default: four times as fast without a GPU, and no visible difference at
+this size.
+"""
 INSTALL_GL = "install a GL that needs no screen (apt install libosmesa6)"
 
 
@@ -143,7 +181,9 @@ def offer_gl() -> None:
             return
 
 
-def drawn_by_gl(scene: Scene, motion: Motion, steps: Iterable[int], width: int) -> Iterator[np.ndarray]:
+def drawn_by_gl(
+    scene: Scene, motion: Motion, steps: Iterable[int], width: int
+) -> Iterator[np.ndarray]:
     """Draw a motion with MuJoCo's OpenGL.
 
     Args:
@@ -153,8 +193,8 @@ def drawn_by_gl(scene: Scene, motion: Motion, steps: Iterable[int], width: int) 
         width: Width in pixels.
 
     Returns:
-        Iterator over pictures, uint8 ``[2 / 3 width, width, 3]``. Without a GL, the first one raises one of many
-        errors.
+        Iterator over pictures, uint8 ``[2 / 3 width, width, 3]``. Without a GL, the first one
+        raises one of many errors.
     """
     import mujoco
 
@@ -194,7 +234,10 @@ def _model(scene: Scene, motion: Motion, pixels: tuple[int, int]) -> Any:
     ground = spec.add_material(name="ground", texrepeat=[0.5, 0.5], texuniform=True)
     ground.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tiles"
     spec.worldbody.add_light(
-        type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=[0.3, 0.5, -1.0], diffuse=[0.6] * 3, specular=[0.1] * 3
+        type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
+        dir=[0.3, 0.5, -1.0],
+        diffuse=[0.6] * 3,
+        specular=[0.1] * 3,
     )
     bodies = [spec.worldbody.add_body(mocap=True) for _ in range(motion.positions.shape[1])]
     for number, geom in enumerate(scene.geoms):
@@ -213,7 +256,9 @@ def _add(mujoco: Any, spec: Any, body: Any, geom: Geom, number: int) -> None:
         options |= {"size": [0.0, 0.0, 1.0], "material": "ground", "rgba": [1.0] * 4}  # infinite
     elif geom.mesh is not None:
         vertices, faces = geom.mesh
-        mesh = spec.add_mesh(name=f"mesh{number}", inertia=mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL)
+        mesh = spec.add_mesh(
+            name=f"mesh{number}", inertia=mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
+        )
         mesh.uservert, mesh.userface = vertices.ravel().tolist(), faces.ravel().tolist()
         options |= {"meshname": mesh.name, "size": [0.0] * 3}
     if kind is not None:
@@ -244,7 +289,9 @@ def _camera(mujoco: Any, radius: float) -> Any:
     return camera
 
 
-def drawn_bodies(scene: Scene, motion: Motion, steps: Iterable[int], width: int) -> Iterator[np.ndarray]:
+def drawn_bodies(
+    scene: Scene, motion: Motion, steps: Iterable[int], width: int
+) -> Iterator[np.ndarray]:
     """Draw a motion, after a check of its numbers.
 
     Args:
@@ -265,7 +312,9 @@ def drawn_bodies(scene: Scene, motion: Motion, steps: Iterable[int], width: int)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of a missing screen
             first = next(by_gl)
-    except Exception as error:  # GLs raise different errors: ImportError, FatalError, AttributeError, OSError, ...
+    except (
+        Exception
+    ) as error:  # GLs raise different errors: ImportError, FatalError, AttributeError, OSError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
         instead = f"{INSTALL_GL}, or write out=....html; MuJoCo's error: {reason}"
         raise ValueError(f"{scene.title} cannot be drawn here: {instead}") from error
@@ -298,7 +347,9 @@ class Shot(NamedTuple):
 class Shoot(Protocol):
     """Plays an episode and draws it."""
 
-    def __call__(self, policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
+    def __call__(
+        self, policy: Policy, *, seed: int, max_steps: int, every: int, width: int
+    ) -> Iterator[Shot]:
         """Return shots of the first state, of every ``every``-th state and of the last one.
 
         ``max_steps`` is the time limit, and ``width`` the largest width in pixels.
@@ -362,7 +413,9 @@ def picked(last: int, every: int) -> list[int]:
 
 
 def _of_bodies(env: Env, scene: Scene) -> Subject:
-    def shoot(policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
+    def shoot(
+        policy: Policy, *, seed: int, max_steps: int, every: int, width: int
+    ) -> Iterator[Shot]:
         motion, watched = watch_bodies(policy, env, jax.random.key(seed), max_steps=max_steps)
         steps = picked(len(watched.rewards), every)
         for step, picture in zip(steps, drawn_bodies(scene, motion, steps, width), strict=True):
@@ -372,9 +425,13 @@ def _of_bodies(env: Env, scene: Scene) -> Subject:
 
 
 def _shoot_states(env: Env) -> Shoot:
-    def shoot(policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
+    def shoot(
+        policy: Policy, *, seed: int, max_steps: int, every: int, width: int
+    ) -> Iterator[Shot]:
         assert env.draw is not None
-        watched = watch(policy, env, jax.random.key(seed), see=lambda state: state, max_steps=max_steps)
+        watched = watch(
+            policy, env, jax.random.key(seed), see=lambda state: state, max_steps=max_steps
+        )
         for step in picked(len(watched.rewards), every):
             state = jax.tree.map(lambda x, step=step: x[step], watched.seen)
             yield _shot(watched, step, fitted(env.draw(state), width))
@@ -388,7 +445,9 @@ def _shot(watched: Watched, step: int, picture: np.ndarray) -> Shot:
 
 
 def _shoot_on_host(film: "FilmedHost") -> Shoot:
-    def shoot(policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
+    def shoot(
+        policy: Policy, *, seed: int, max_steps: int, every: int, width: int
+    ) -> Iterator[Shot]:
         act = act_by_step(policy)
         host = host_seed(jax.random.key(seed))
         steps = steps_on_host(act, policy.initial_carry, film.env, policy.params, host)

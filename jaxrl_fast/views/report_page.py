@@ -20,7 +20,16 @@ from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED, MEMBERS, read_members
-from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
+from jaxrl_fast.training.run_folder import (
+    NOT_YET,
+    UNEVALUATED,
+    Columns,
+    RunView,
+    Scores,
+    name_of,
+    read_run,
+    scores_of,
+)
 from jaxrl_fast.views.comparing import SEEDS, groups_of, joined
 
 MAX_POINTS = 500
@@ -46,7 +55,9 @@ def thinned(table: Columns, points: int = MAX_POINTS) -> Columns:
 def _averaged(table: Columns, rows: int, points: int) -> Columns:
     edges = np.linspace(0, rows, points + 1).astype(int)
     return {
-        name: column[edges[1:] - 1] if name in (*X_COLUMNS, "updates") else _bucket_means(column, edges)
+        name: column[edges[1:] - 1]
+        if name in (*X_COLUMNS, "updates")
+        else _bucket_means(column, edges)
         for name, column in table.items()
     }
 
@@ -62,7 +73,8 @@ ASSETS = files("jaxrl_fast.views") / "assets"
 
 
 def assembled(name: str, **content: Any) -> str:
-    """Fill the template of a page: ``{{name}}`` becomes the content of this name as JSON, else the file of this name.
+    """Fill the template of a page: ``{{name}}`` becomes the content of this name as JSON, else the
+    file of this name.
 
     Args:
         name: File of the template.
@@ -72,7 +84,10 @@ def assembled(name: str, **content: Any) -> str:
         HTML.
     """
     # "<" in a name would end the script that contains the data.
-    data = {key: json.dumps(value, allow_nan=False).replace("<", "\\u003c") for key, value in content.items()}
+    data = {
+        key: json.dumps(value, allow_nan=False).replace("<", "\\u003c")
+        for key, value in content.items()
+    }
     page = text_of(name)
     return re.sub(r"\{\{([\w.]+)\}\}", lambda place: data.get(place[1]) or text_of(place[1]), page)
 
@@ -111,11 +126,23 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
     env, algo = (name_of(view.settings, g) or view.status.get(g, "") for g in ("env", "algo"))
     status, why = view.status, UNEVALUATED.get(view.status.get("eval.every"), NOT_YET)
     return {
-        **dict(name=name or str(view.path), title=f"{env}, {algo}", state=view.state, error=status.get("error")),
-        **dict(progress=[status.get("env_steps"), status.get("total_steps")], figures=figures(view, scores)),
+        **dict(
+            name=name or str(view.path),
+            title=f"{env}, {algo}",
+            state=view.state,
+            error=status.get("error"),
+        ),
+        **dict(
+            progress=[status.get("env_steps"), status.get("total_steps")],
+            figures=figures(view, scores),
+        ),
         "metrics": {column: plain(values) for column, values in metrics.items()},
         **dict(seeds=metrics_by_seed(view.of_seeds), scores=describe_scores(scores, view.evals)),
-        **dict(unevaluated=f"{why.capitalize()}.", reference=status.get("reference"), warmup_rows=warmup_rows(metrics)),
+        **dict(
+            unevaluated=f"{why.capitalize()}.",
+            reference=status.get("reference"),
+            warmup_rows=warmup_rows(metrics),
+        ),
     }
 
 
@@ -134,7 +161,8 @@ def warmup_rows(metrics: Columns) -> int:
 
 
 def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
-    """Collect the curves of greedy returns: mean, interval, each seed's mean, success in per cent, and metrics.
+    """Collect the curves of greedy returns: mean, interval, each seed's mean, success in per cent,
+    and metrics.
 
     Args:
         scores: Scores of the run.
@@ -148,12 +176,24 @@ def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
     if num_seeds > 1:
         low, high = np.array([bootstrap_interval(row) for row in scores.returns]).reshape(-1, 2).T
     episodes = round(len(evals.get("return", ())) / max(1, scores.returns.size))
-    what = f"95 % interval of the mean, {num_seeds} seeds" if num_seeds > 1 else f"10 to 90 % of {episodes} episodes"
+    what = (
+        f"95 % interval of the mean, {num_seeds} seeds"
+        if num_seeds > 1
+        else f"10 to 90 % of {episodes} episodes"
+    )
     means = scores.returns.mean(axis=1) if scores.returns.size else np.zeros(0)
     success = 100 * scores.success if np.isfinite(scores.success).any() else np.zeros(0)
-    curves = {"env_steps": scores.env_steps, "wall_s": scores.wall_s, "mean": means, "low": low, "high": high}
+    curves = {
+        "env_steps": scores.env_steps,
+        "wall_s": scores.wall_s,
+        "mean": means,
+        "low": low,
+        "high": high,
+    }
     seeds = [plain(column) for column in scores.returns.T] if num_seeds > 1 else []
-    curves |= {"success": success} | {n: means_at(scores, evals, n) for n in evals if n.startswith(METRIC)}
+    curves |= {"success": success} | {
+        n: means_at(scores, evals, n) for n in evals if n.startswith(METRIC)
+    }
     return {**{k: plain(x) for k, x in curves.items()}, "seeds": seeds, "interval": what}
 
 
@@ -189,22 +229,41 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
         iqm = f", interquartile mean {interquartile_mean(last):.1f}" if len(last) > 3 else ""
         kind = "sampled" if by_dotted_key(view.settings).get("eval.sample") else "greedy"
         band = "95 % interval" if len(last) > 1 else "10 to 90 % of episodes:"
-        found.append((f"{kind} return", f"{last.mean():.1f}", f"{band} {low:.1f} to {high:.1f}{iqm}"))
+        found.append(
+            (f"{kind} return", f"{last.mean():.1f}", f"{band} {low:.1f} to {high:.1f}{iqm}")
+        )
         if np.isfinite(scores.success[-1]):
             found.append(("success", share(scores.success[-1]), f"of the {kind} episodes"))
     if best := view.status.get("best") or view.summary.get("best"):
-        fresh = f"; {best['fresh_return_mean']:.1f} in new episodes" if "fresh_return_mean" in best else ""
-        found.append(("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}"))
+        fresh = (
+            f"; {best['fresh_return_mean']:.1f} in new episodes"
+            if "fresh_return_mean" in best
+            else ""
+        )
+        found.append(
+            ("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}")
+        )
     total = view.status.get("total_steps")
-    steps = view.status.get("env_steps") or view.summary.get("env_steps") or last_of(view.metrics, "env_steps")
+    steps = (
+        view.status.get("env_steps")
+        or view.summary.get("env_steps")
+        or last_of(view.metrics, "env_steps")
+    )
     if steps is not None:
         data, online = view.settings.get("data"), view.settings.get("online_steps")
-        where = (f", the last {online:,} in the environment" if online else ", from data alone") if data else ""
+        where = (
+            (f", the last {online:,} in the environment" if online else ", from data alone")
+            if data
+            else ""
+        )
         label = "steps" if data else "environment steps"
         found.append((label, f"{round(steps):,}", f"of {total:,}{where}" if total else ""))
     if wall_s(view) is not None:
         found.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
-    rates = ((label, view.summary.get(column) or view.status.get(column), note) for label, column, note in RATES)
+    rates = (
+        (label, view.summary.get(column) or view.status.get(column), note)
+        for label, column, note in RATES
+    )
     found += [(label, si(rate), note) for label, rate, note in rates if rate]
     return [{"label": label, "value": value, "note": note} for label, value, note in found]
 
@@ -235,7 +294,9 @@ def wall_s(view: RunView) -> float | None:
     Returns:
         Seconds, or None.
     """
-    return view.summary.get("wall_s") or view.status.get("wall_s") or last_of(view.metrics, "wall_s")
+    return (
+        view.summary.get("wall_s") or view.status.get("wall_s") or last_of(view.metrics, "wall_s")
+    )
 
 
 def metrics_by_seed(table: Columns) -> list[dict[str, list[float | None]]]:
@@ -249,7 +310,10 @@ def metrics_by_seed(table: Columns) -> list[dict[str, list[float | None]]]:
     """
     if "seed" not in table:
         return []
-    own = [{k: v[table["seed"] == seed] for k, v in table.items() if k != "seed"} for seed in np.unique(table["seed"])]
+    own = [
+        {k: v[table["seed"] == seed] for k, v in table.items() if k != "seed"}
+        for seed in np.unique(table["seed"])
+    ]
     return [{name: plain(values) for name, values in thinned(one).items()} for one in own]
 
 
@@ -290,16 +354,24 @@ def describe_details(view: RunView) -> dict[str, Any]:
     """
     return {
         **dict(time=time_spent(view), settings=settings_table(view), machine=machine_table(view)),
-        **dict(lines=view.status.get("lines", []), commands=command_lines(view), members=read_members(view.path)),
+        **dict(
+            lines=view.status.get("lines", []),
+            commands=command_lines(view),
+            members=read_members(view.path),
+        ),
         "graph": _as_uri(view.path / "graph.svg", "image/svg+xml"),
-        **dict(animation=_as_uri(view.path / "policy.gif", "image/gif"), episode=_read_text(view.path / "policy.html")),
+        **dict(
+            animation=_as_uri(view.path / "policy.gif", "image/gif"),
+            episode=_read_text(view.path / "policy.html"),
+        ),
     }
 
 
 def time_spent(view: RunView) -> list[dict[str, Any]]:
     """Split the wall-clock time of a run.
 
-    Sampling and learning are one program, so that they are one entry, except for chunks that only fill a replay buffer.
+    Sampling and learning are one program, so that they are one entry, except for chunks that only
+    fill a replay buffer.
 
     Args:
         view: Run.
@@ -318,9 +390,13 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
     parts |= {"sample only, before the first update": filling_s, "sample and learn": training_s}
     parts["wait for an evaluation"] = waited_s
     rest = "between chunks: checkpoints, tables, pages"
-    rest = "train and compare members; checkpoints, pages" if (view.path / MEMBERS).exists() else rest
+    rest = (
+        "train and compare members; checkpoints, pages" if (view.path / MEMBERS).exists() else rest
+    )
     parts[rest] = whole - sum(parts.values())
-    found: list[dict[str, Any]] = [{"label": label, "seconds": seconds} for label, seconds in parts.items()]
+    found: list[dict[str, Any]] = [
+        {"label": label, "seconds": seconds} for label, seconds in parts.items()
+    ]
     beside_s = view.summary.get("eval_s", 0.0) - waited_s
     found.append({"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True})
     return [part for part in found if part["seconds"] > 0]
@@ -354,10 +430,15 @@ def settings_table(view: RunView) -> list[list[str]]:
         Rows of key, value and origin. A setting that members draw has the range or the list.
     """
     chosen = view.status.get("chosen")
-    origin = (dict(placement=chosen, devices=chosen) if chosen else {}) | view.status.get("sources", {})
+    origin = (dict(placement=chosen, devices=chosen) if chosen else {}) | view.status.get(
+        "sources", {}
+    )
     settings = by_dotted_key(view.settings)
     means = meanings_of_null(name_of(view.settings, "algo"))
-    shown = {key: means.get(key, "null") if value is None else written(value) for key, value in settings.items()}
+    shown = {
+        key: means.get(key, "null") if value is None else written(value)
+        for key, value in settings.items()
+    }
     for key, kind, values in (read_members(view.path) or {}).get("settings", []):
         shown[key], origin[key] = f"{kind}: {', '.join(values)}", "drawn by each member"
     return [[key, value, origin.get(key, "default")] for key, value in shown.items()]
@@ -376,7 +457,8 @@ def meanings_of_null(algo: str) -> dict[str, str]:
 
     texts = {key: declared.text for key, declared in run_keys().items()} | texts_of(algo)
     found = {
-        key: re.search(r"(?:\bNone (?:for )?|; (?!None))(.+?)(?:(?<!\.)\.)?$", text) for key, text in texts.items()
+        key: re.search(r"(?:\bNone (?:for )?|; (?!None))(.+?)(?:(?<!\.)\.)?$", text)
+        for key, text in texts.items()
     }
     return {key: f"null: {match[1]}" for key, match in found.items() if match}
 
@@ -391,7 +473,9 @@ def differing_settings(groups: Sequence[Sequence[RunView]]) -> list[list[str]]:
         Rows of key and the value of each group; several values of a group are joined by commas.
     """
     tables = [[by_dotted_key(view.settings) for view in views] for views in groups]
-    keys = list(dict.fromkeys(key for group in tables for table in group for key in table if key != "name"))
+    keys = list(
+        dict.fromkeys(key for group in tables for table in group for key in table if key != "name")
+    )
     rows = [[key, *(_values(group, key) for group in tables)] for key in keys]
     names = iter(short_names([view for views in groups for view in views]))
     folders = [", ".join(next(names) for _ in views) for views in groups]
@@ -399,7 +483,9 @@ def differing_settings(groups: Sequence[Sequence[RunView]]) -> list[list[str]]:
 
 
 def _values(tables: Sequence[dict[str, Any]], key: str) -> str:
-    return ", ".join(dict.fromkeys(written(table[key]) if key in table else "–" for table in tables))
+    return ", ".join(
+        dict.fromkeys(written(table[key]) if key in table else "–" for table in tables)
+    )
 
 
 def machine_table(view: RunView) -> list[list[str]]:
@@ -415,9 +501,15 @@ def machine_table(view: RunView) -> list[list[str]]:
     rows = [
         ["processor", f"{machine['processor']}, {machine['cores']} cores"] if machine else None,
         ["devices", ", ".join(view.summary.get("devices") or machine.get("devices", []))],
-        ["system", f"{view.status['system']}, {view.status['host']}"] if "system" in view.status else None,
+        ["system", f"{view.status['system']}, {view.status['host']}"]
+        if "system" in view.status
+        else None,
     ]
-    return [row for row in (*rows, *([n, str(version)] for n, version in versions.items())) if row and row[1]]
+    return [
+        row
+        for row in (*rows, *([n, str(version)] for n, version in versions.items()))
+        if row and row[1]
+    ]
 
 
 def command_lines(view: RunView) -> list[list[str]]:
@@ -427,15 +519,23 @@ def command_lines(view: RunView) -> list[list[str]]:
         view: Run.
 
     Returns:
-        Rows of purpose and command; none of a run without ``config.yaml``, whose environment has no name.
+        Rows of purpose and command; none of a run without ``config.yaml``, whose environment has no
+        name.
     """
     if not (view.path / "config.yaml").is_file():
         return []
     folder, own = str(view.path), named_again(view.settings)
     rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
-    rows += [("resume", "train", f"resume={folder}", *own)] if (view.path / "checkpoints").is_dir() else []
+    rows += (
+        [("resume", "train", f"resume={folder}", *own)]
+        if (view.path / "checkpoints").is_dir()
+        else []
+    )
     if (view.path / "policy").is_dir():
-        rows += [("evaluate", "evaluate", folder, *own, "episodes=100"), ("export", "export", folder, *own)]
+        rows += [
+            ("evaluate", "evaluate", folder, *own, "episodes=100"),
+            ("export", "export", folder, *own),
+        ]
         rows += [("draw", "render", folder, *own)] if view.status.get("draws") else []
     return [[what, command_line(words, command)] for what, command, *words in rows]
 
@@ -469,7 +569,9 @@ def page_of(views: Sequence[RunView]) -> str:
     return _filled([describe_run(views[0], views[0].path.name)], describe_details(views[0]))
 
 
-def _filled(runs: list[dict[str, Any]], details: dict[str, Any] | None, differing: Sequence[list[str]] = ()) -> str:
+def _filled(
+    runs: list[dict[str, Any]], details: dict[str, Any] | None, differing: Sequence[list[str]] = ()
+) -> str:
     content = dict(written_at=time.time(), runs=runs, details=details, differing=differing)
     return assembled("report.html", content=content)
 
@@ -478,7 +580,9 @@ def _page_of_several(views: Sequence[RunView]) -> str:
     groups = groups_of(views, SEEDS)
     several = len({group.task for group in groups}) > 1
     names = [f"{group.label}, {group.task}" if several else group.label for group in groups]
-    runs = [describe_run(joined(group.views), name) for group, name in zip(groups, names, strict=True)]
+    runs = [
+        describe_run(joined(group.views), name) for group, name in zip(groups, names, strict=True)
+    ]
     return _filled(runs, None, differing_settings([group.views for group in groups]))
 
 
@@ -493,7 +597,13 @@ def page_of_joined(views: Sequence[RunView], joined: dict[str, Any]) -> str:
         HTML.
     """
     first = describe_run(views[0], ", ".join(short_names(views)))
-    details = {**describe_details(views[0]), "members": joined, "commands": [], "lines": [], "settings": []}
+    details = {
+        **describe_details(views[0]),
+        "members": joined,
+        "commands": [],
+        "lines": [],
+        "settings": [],
+    }
     return _filled([first], details)
 
 
@@ -512,8 +622,14 @@ def joined_members(views: Sequence[RunView]) -> dict[str, Any] | None:
         return None
     members, lineage = [], []
     for job, one in zip(short_names(views), known, strict=True):
-        members += [{**m, "number": f"{job}/{m['number']}", "parent": _named(job, m["parent"])} for m in one["members"]]
-        lineage += [[s, f"{job}/{number}", _named(job, parent), point] for s, number, parent, point in one["lineage"]]
+        members += [
+            {**m, "number": f"{job}/{m['number']}", "parent": _named(job, m["parent"])}
+            for m in one["members"]
+        ]
+        lineage += [
+            [s, f"{job}/{number}", _named(job, parent), point]
+            for s, number, parent, point in one["lineage"]
+        ]
     members.sort(key=lambda m: (-m["env_steps"], m["score"] is None, -(m["score"] or 0.0)))
     return {**known[0], "members": members, "lineage": lineage, "commands": []}
 

@@ -41,17 +41,21 @@ def page_of(scene: Scene, motion: Motion) -> str:
         ValueError: A position, rotation or reward is not finite.
     """
     # "<" in a title would end the script that contains the data.
-    data = {"episode": json.dumps(described(scene, motion), allow_nan=False).replace("<", "\\u003c")}
+    data = {
+        "episode": json.dumps(described(scene, motion), allow_nan=False).replace("<", "\\u003c")
+    }
     page = (ASSETS / "policy.html").read_text("utf-8")
-    return re.sub(r"\{\{([\w.]+)\}\}", lambda at: data.get(at[1]) or (ASSETS / at[1]).read_text("utf-8"), page)
+    return re.sub(
+        r"\{\{([\w.]+)\}\}", lambda at: data.get(at[1]) or (ASSETS / at[1]).read_text("utf-8"), page
+    )
 
 
 def described(scene: Scene, motion: Motion) -> dict[str, Any]:
     """Convert an episode for JSON. Arrays are base64 of little-endian numbers.
 
-    A body may run for hundreds of metres, for which the resolution of int16 would be centimetres. So the mean over
-    bodies is stored as float32, and each body's offset from it as a fraction of the largest offset, with a resolution
-    of 0.03 mm for a body of 1 m. Rotations are int16, too.
+    A body may run for hundreds of metres, for which the resolution of int16 would be centimetres.
+    So the mean over bodies is stored as float32, and each body's offset from it as a fraction of
+    the largest offset, with a resolution of 0.03 mm for a body of 1 m. Rotations are int16, too.
 
     Args:
         scene: Bodies.
@@ -101,7 +105,10 @@ def _geom(geom: Geom) -> dict[str, Any]:
     fields = geom._asdict()
     if geom.mesh is not None:
         vertices, faces = geom.mesh
-        fields["mesh"] = {"vertices": _base64(vertices.astype("<f4")), "faces": _base64(faces.astype("<u4"))}
+        fields["mesh"] = {
+            "vertices": _base64(vertices.astype("<f4")),
+            "faces": _base64(faces.astype("<u4")),
+        }
     return fields
 
 
@@ -113,9 +120,11 @@ class Watched(NamedTuple):
     """An episode of ``T`` steps.
 
     Attributes:
-        seen: Observed arrays of its states, including the first and the last, leaves ``[T + 1, ...]``.
+        seen: Observed arrays of its states, including the first and the last, leaves
+            ``[T + 1, ...]``.
         rewards: Reward of each step, ``[T]``.
-        end: ``terminated``, ``truncated``, or ``cut`` if it would continue after the requested steps.
+        end: ``terminated``, ``truncated``, or ``cut`` if it would continue after the requested
+            steps.
     """
 
     seen: PyTree
@@ -133,7 +142,12 @@ class _Moment(NamedTuple):
 
 
 def watch(
-    policy: Policy, env: Env, key: jax.Array, *, see: Callable[[PyTree], PyTree], max_steps: int | None = None
+    policy: Policy,
+    env: Env,
+    key: jax.Array,
+    *,
+    see: Callable[[PyTree], PyTree],
+    max_steps: int | None = None,
 ) -> Watched:
     """Play the first episode of the greedy policy.
 
@@ -167,13 +181,21 @@ def watch(
     terminated, truncated = np.asarray(made.terminated), np.asarray(made.truncated)
     done = terminated | truncated
     steps = int(done.argmax()) if done.any() else most
-    end = "terminated" if terminated[steps] else "truncated" if truncated[steps] or steps == limit else "cut"
+    end = (
+        "terminated"
+        if terminated[steps]
+        else "truncated"
+        if truncated[steps] or steps == limit
+        else "cut"
+    )
     seen = jax.tree.map(lambda x: x[: steps + 1], made.state)
     return Watched(seen, np.asarray(made.reward)[1 : steps + 1], end)
 
 
 def _unending(env: Env) -> Env:
-    """Wrap ``env`` so that episodes do not end, and the terminal state, such as a fall, remains visible."""
+    """Wrap ``env`` so that episodes do not end, and the terminal state, such as a fall, remains
+    visible.
+    """
 
     def reset(key: jax.Array, params: PyTree) -> tuple[_Moment, PyTree]:
         state, obs = env.reset(key, params)
@@ -183,14 +205,18 @@ def _unending(env: Env) -> Env:
     def step(moment: _Moment, action: jax.Array, key: jax.Array) -> tuple[_Moment, Timestep]:
         state, ts = env.step(moment.state, action, key)
         ends = (ts.terminated.astype(bool), ts.truncated.astype(bool))
-        following = _Moment(state, jnp.sum(ts.reward.astype(jnp.float32)), *ends)  # the sum over several agents
+        following = _Moment(
+            state, jnp.sum(ts.reward.astype(jnp.float32)), *ends
+        )  # the sum over several agents
         never = jnp.zeros((), bool)
         return following, ts._replace(terminated=never, truncated=never)
 
     return Env(env.spec._replace(max_episode_steps=None), reset, step, env.sample_params)
 
 
-def watch_bodies(policy: Policy, env: Env, key: jax.Array, *, max_steps: int | None = None) -> tuple[Motion, Watched]:
+def watch_bodies(
+    policy: Policy, env: Env, key: jax.Array, *, max_steps: int | None = None
+) -> tuple[Motion, Watched]:
     """Play the first episode of the greedy policy in an environment with bodies.
 
     Args:
@@ -239,7 +265,8 @@ def with_bodies(env: VecEnv | HostEnv) -> Env | None:
 
 
 def draw_policy(policy: Policy, env: VecEnv | HostEnv, seed: int, folder: Path) -> bool:
-    """Write ``policy.html`` if bodies can be drawn. A failure prints a line on stderr, since the run has succeeded.
+    """Write ``policy.html`` if bodies can be drawn. A failure prints a line on stderr, since the
+    run has succeeded.
 
     Args:
         policy: Policy.

@@ -1,4 +1,6 @@
-"""Draws an episode of the newest policy during training, in a process that training does not depend on."""
+"""Draws an episode of the newest policy during training, in a process that training does not depend
+on.
+"""
 
 import os
 import subprocess
@@ -20,17 +22,25 @@ REFUSED = 2
 
 
 class Visualizer:
-    """Draws ``out`` in the folder of a run by ``python -m jaxrl_fast.render``, from the run's ``policy/`` and ``seed``.
+    """Draws ``out`` in the folder of a run by ``python -m jaxrl_fast.render``, from the run's
+    ``policy/`` and ``seed``.
 
-    Call it after each new policy. While one is drawn, newer ones wait, and the newest is drawn next. A failure of the
-    process prints a message (``tell``), and its output is in ``render.log``.
+    Call it after each new policy. While one is drawn, newer ones wait, and the newest is drawn
+    next. A failure of the process prints a message (``tell``), and its output is in ``render.log``.
 
     Attributes:
         process: The process that draws, or None.
     """
 
     def __init__(
-        self, folder: Path, out: str, seed: int, tell: Tell, *, own: Sequence[str] = (), limit_s: float = LIMIT_S
+        self,
+        folder: Path,
+        out: str,
+        seed: int,
+        tell: Tell,
+        *,
+        own: Sequence[str] = (),
+        limit_s: float = LIMIT_S,
     ) -> None:
         self.folder, self.out, self.seed, self.tell, self.limit_s = folder, out, seed, tell, limit_s
         self.own = own
@@ -70,11 +80,18 @@ class Visualizer:
             return
         self._waiting = self._drawn = False
         self._until_s = time.perf_counter() + self.limit_s
-        words = [str(self.folder.resolve()), f"out={self.folder / self.out}", f"seed={self.seed}", *self.own]
+        words = [
+            str(self.folder.resolve()),
+            f"out={self.folder / self.out}",
+            f"seed={self.seed}",
+            *self.own,
+        ]
         try:
             with (self.folder / LOG).open("w", encoding="utf-8") as log:
                 pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-                self.process = start_module("jaxrl_fast.render", *words, env={**ONE_THREAD, **os.environ}, **pipes)
+                self.process = start_module(
+                    "jaxrl_fast.render", *words, env={**ONE_THREAD, **os.environ}, **pipes
+                )
         except OSError as error:
             self.tell(f"no {self.out}: {error}")
 
@@ -88,11 +105,15 @@ class Visualizer:
         self._drawn, self._refused = status == 0, status == REFUSED
         if status is None:
             self.close()
-            self.tell(f"no {self.out}: the process that draws it exceeded its time limit and was ended")
+            self.tell(
+                f"no {self.out}: the process that draws it exceeded its time limit and was ended"
+            )
         elif self._refused:
             self.tell(f"no {self.out}: {self._last_word()}")
         elif not self._drawn:
-            self.tell(f"no {self.out}: its process ended with exit code {status}: see {self.folder / LOG}")
+            self.tell(
+                f"no {self.out}: its process ended with exit code {status}: see {self.folder / LOG}"
+            )
         self.process = None
         if self._drawn or self._refused:
             self._remove(LOG)

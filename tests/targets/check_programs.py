@@ -1,8 +1,8 @@
-"""Checks that the cost of programs on accelerators does not grow: ``make test-targets`` (minutes; needs ``make
-targets``).
+"""Checks that the cost of programs on accelerators does not grow: ``make test-targets`` (minutes;
+needs ``make targets``).
 
-The reference is the committed figures of experiments/results/targets.json. A change that raises the cost on purpose
-commits new figures (``python experiments/gpu/targets.py NAME ...``).
+The reference is the committed figures of experiments/results/targets.json. A change that raises the
+cost on purpose commits new figures (``python experiments/gpu/targets.py NAME ...``).
 """
 
 import json
@@ -18,11 +18,19 @@ from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.accelerators import CHIPS, python_for
 
 NAMES = (
-    *("ppo_cartpole_h100", "ppo_cartpole_h100x8", "sac_h100", "sac_h100_graphs", "sac_v5e_2x4", "dqn_h100"),
+    *(
+        "ppo_cartpole_h100",
+        "ppo_cartpole_h100x8",
+        "sac_h100",
+        "sac_h100_graphs",
+        "sac_v5e_2x4",
+        "dqn_h100",
+    ),
     "sac_h100x2_split",
 )
 WARM_UP = {"sac_h100": 1, "dqn_h100": 1, "sac_h100x2_split": 2}
-"""Host waits per tick of these programs: a learner's program asks the device whether the replay warm-up is over.
+"""Host waits per tick of these programs: a learner's program asks the device whether the replay
+warm-up is over.
 
 The other programs never wait.
 """
@@ -52,11 +60,15 @@ def figures(row: dict) -> dict:
             for found in program["collectives"]
             if found["kind"] == "all-reduce"
         ],
-        "other_collectives": sorted({c["kind"] for p in programs for c in p["collectives"]} - {"all-reduce"}),
+        "other_collectives": sorted(
+            {c["kind"] for p in programs for c in p["collectives"]} - {"all-reduce"}
+        ),
     }
 
 
-pytestmark = pytest.mark.skipif(compilers_missing(), reason="no compilers for accelerators here: make targets")
+pytestmark = pytest.mark.skipif(
+    compilers_missing(), reason="no compilers for accelerators here: make targets"
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,7 +78,9 @@ def test_programs_cost_what_is_committed(name):
     check_kernels(now, held)
     assert now["all_reduces"] == held["all_reduces"]
     assert now["other_collectives"] == held["other_collectives"]
-    waits = sum(program["launches"]["host_syncs"] for program in found["programs"] if program["launches"])
+    waits = sum(
+        program["launches"]["host_syncs"] for program in found["programs"] if program["launches"]
+    )
     assert waits <= WARM_UP.get(name, 0)
     check_memory(found)
 
@@ -78,7 +92,10 @@ def check_kernels(now: dict, held: dict) -> None:
         for fragment, number in held[each].items():
             assert number is None or now[each][fragment] <= GROWTH * number, (each, fragment)
     for before, after in zip(held["launches"], now["launches"], strict=True):
-        assert before is None or all(after[key] <= GROWTH * before[key] for key in before), (before, after)
+        assert before is None or all(after[key] <= GROWTH * before[key] for key in before), (
+            before,
+            after,
+        )
 
 
 def check_memory(found: dict) -> None:
