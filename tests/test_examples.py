@@ -43,10 +43,8 @@ PARTS = {"curiosity", "hindsight"}
 """Modules for ``algo.make`` and ``env.make``, which `test_relabeling` trains."""
 
 
-def test_there_are_six_and_each_fits_a_screen_and_two_modules_on_two_screens():
-    sizes = {path.stem: len(path.read_text().splitlines()) for path in FOLDER.glob("*.py")}
-    assert set(sizes) == set(SHORT) | PARTS
-    assert all(size <= (125 if name in PARTS else 60) for name, size in sizes.items())
+def test_every_example_is_run():
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(SHORT) | PARTS
 
 
 def test_the_notebook_lies_there_with_the_outputs_of_its_cells():
