@@ -304,9 +304,8 @@ def particles(env: Any) -> Callable[[Any], np.ndarray]:
     """
     sizes = np.asarray(env.rad, float)
     colors = ["#{:02x}{:02x}{:02x}".format(*map(int, np.asarray(color))) for color in env.colour]
-    order = sorted(
-        range(len(sizes)), key=lambda i: i < env.num_agents
-    )  # landmarks first, under the agents
+    # landmarks first, under the agents
+    order = sorted(range(len(sizes)), key=lambda i: i < env.num_agents)
 
     def draw(state: Any) -> np.ndarray:
         sheet = Sheet((0.0, 0.0), 4.0, (SIDE, SIDE))

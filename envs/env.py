@@ -364,9 +364,8 @@ def _sharing(vec: VecEnv, env: Env, row_steps: int) -> VecEnv:
     interval = min(env.steps_per_reset or 1, lap * size)
 
     def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
-        keys = jax.random.split(
-            key, -(-num_steps // interval)
-        )  # one row after another: a reset may need much memory
+        # one row after another: a reset may need much memory
+        keys = jax.random.split(key, -(-num_steps // interval))
         return jax.tree.map(
             lambda x: x[:, 0], jax.lax.map(lambda key: vec.draw_fresh(key, row_steps), keys)
         )

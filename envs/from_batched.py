@@ -229,9 +229,8 @@ class _Simulator(Groups):
 
     def _step_arrays(self, actions: jax.Array) -> DeviceStep:
         self.require_open()
-        jax.block_until_ready(
-            actions
-        )  # only then were all arrays of the last step read, which a step overwrites
+        # only then were all arrays of the last step read, which a step overwrites
+        jax.block_until_ready(actions)
         outcome = self._advance(_like(actions, self.like))
         self.steps += self.num_envs
         return jax.tree.map(self._shared, DeviceStep(*outcome[:6]))
@@ -327,9 +326,8 @@ class _Simulator(Groups):
     def _final_obs(self, outcome: "SimulatorStep", info: Mapping[str, Any]) -> PyTree:
         """Return the terminal observations, or None where the simulator gives none."""
         given = next((info[name] for name in FINAL_OBS if info.get(name) is not None), None)
-        if (
-            isinstance(given, np.ndarray) and given.dtype == object
-        ):  # Gymnasium's: None where no episode ended
+        # Gymnasium's: None where no episode ended
+        if isinstance(given, np.ndarray) and given.dtype == object:
             finals = jax.tree.map(np.array, outcome.obs)
             for row in (i for i, one in enumerate(given) if one is not None):
                 jax.tree.map(partial(_put, row), finals, _plain(given[row]))

@@ -317,9 +317,8 @@ def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array]:
         Positions ``[..., B, 3]`` and rotations ``[..., B, 4]``.
     """
     if hasattr(state, "data"):
-        return state.data.xpos[..., 1:, :], state.data.xquat[
-            ..., 1:, :
-        ]  # MuJoCo's body 0 is static
+        # MuJoCo's body 0 is static
+        return state.data.xpos[..., 1:, :], state.data.xquat[..., 1:, :]
     return state.pipeline_state.x.pos, state.pipeline_state.x.rot
 
 

@@ -118,9 +118,8 @@ def make(
             ) from None
     limit = getattr(base, "max_steps", None)
     if limit is not None:
-        limit = int(limit) + id.startswith(
-            "MPE_"
-        )  # MPE compares the step counter before incrementing it
+        # MPE compares the step counter before incrementing it
+        limit = int(limit) + id.startswith("MPE_")
     env = adapt(
         base,
         name=id,

@@ -215,9 +215,8 @@ def _drawn(env: Any, state: Any) -> np.ndarray:
     matplotlib.use("agg")
     with warnings.catch_warnings(action="ignore"):  # a figure without a screen cannot be shown
         try:
-            env.render(
-                jax.tree.map(np.asarray, state)
-            )  # GraphColoring takes twenty times as long with JAX's arrays
+            # GraphColoring takes twenty times as long with JAX's arrays
+            env.render(jax.tree.map(np.asarray, state))
         except AttributeError:  # Maze uses their `at`
             env.render(state)
     canvas: Any = pyplot.gcf().canvas

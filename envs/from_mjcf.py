@@ -220,9 +220,8 @@ def _robot(
     }
     steps = frame_skip or max(1, round(CONTROL_S / model.opt.timestep))
     named = tuple(_sensor(model, name, file) for name in seen) if listed else None
-    model.opt.disableflags |= (
-        mujoco.mjtDisableBit.mjDSBL_AUTORESET
-    )  # unstable physics must end in a NaN, not restart
+    # unstable physics must end in a NaN, not restart
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     return Robot(Path(file).stem, model, steps, reset_noise, named, functions)
 
 
@@ -350,10 +349,11 @@ def _compiled(robot: Robot, limit: int) -> Env:
     bodies = Bodies(lambda: Scene(robot.name, geoms_of(robot.model), step_s), pose_of)
     spec = EnvSpec(robot.name, obs, Box(bounds[:, 0], bounds[:, 1]), limit)
     shortest = limit if robot.tasks["terminated"] is None else 1
+    # a reset holds MJX's whole data
     more: dict[str, Any] = {
         "shortest_episode": shortest,
         "steps_per_reset": limit,
-    }  # a reset holds MJX's whole data
+    }
     return Env(spec, reset, step, step_s=step_s, bodies=bodies, **more)
 
 

@@ -19,9 +19,8 @@ from jaxrl_fast.system import fault_of
 with quiet():
     from mujoco_playground import registry
 
-if not hasattr(
-    mujoco.MjSpec, "find_body"
-):  # Playground's reachers call it by the name of MuJoCo 3.3
+# Playground's reachers call it by the name of MuJoCo 3.3
+if not hasattr(mujoco.MjSpec, "find_body"):
     mujoco.MjSpec.find_body = mujoco.MjSpec.body
 
 

@@ -304,9 +304,8 @@ def _encode(space: Space, x: Any, xp: Any) -> Any:
     if space["kind"] == "MultiBinary":
         return x.astype(dtype)
     sizes, starts = sizes_of(space), np.ravel(space["start"])
-    own = np.repeat(
-        np.eye(len(sizes), dtype=np.int32), sizes, axis=1
-    )  # [D, sum(sizes)]: the columns of each part
+    # [D, sum(sizes)]: the columns of each part
+    own = np.repeat(np.eye(len(sizes), dtype=np.int32), sizes, axis=1)
     values = np.concatenate(
         [np.arange(size) + start for size, start in zip(sizes, starts, strict=True)]
     )

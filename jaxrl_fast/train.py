@@ -50,7 +50,7 @@ from jaxrl_fast.training.callbacks import (
 )
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
-from jaxrl_fast.training.job import make_job
+from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
@@ -106,21 +106,14 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     folder = Path(hosts.decide(lambda: stack.enter_context(new_folder(run))))
     if hosts.is_first():
         print_opening(run, chosen, folder)
-        print_if_too_short(job)
+        print_warnings(run, job)
         write_facts(run, chosen, folder, draws=can_draw(env))
         if teacher is not None:
             save_policy(teacher, folder / TEACHER)
-        if len({device for group in job.placement.groups for device in group.devices}) > 1:
-            print_if_serial(run, job)
     before_s = time.perf_counter() - IMPORT_START_S
-    console = None if hosts.is_first() else Console(quiet=True)
-    compile_s = None if run.run_dir else earlier_compile_s(folder)
-    progress = ProgressDisplay(
-        run.total_steps,
-        console,
-        compile_s=compile_s,
-        kind="sampled" if run.eval.sample else "greedy",
-    )
+    progress = progress_of(run, folder, earlier_s)
+    # A visualizer reads what the last evaluation writes, so that it draws after it.
+    draws_early = not run.eval.picture and hosts.is_alone()
     with visualizer_of(run, env, folder, progress.tell) as visualizer:
         with progress, evaluator_of(run, env, folder) as evaluator:
             pictures: list[str] = []
@@ -128,21 +121,26 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
             def draw(policy: Policy) -> None:
                 pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
 
-            early = (
-                visualizer is None and hosts.is_alone()
-            )  # a visualizer reads what the last evaluation writes
             calls = Calls(
-                progress, stop, evaluate=evaluator, tell=progress.tell, listeners=make_listeners()
+                on_metrics=progress,
+                should_stop=stop,
+                evaluate=evaluator,
+                tell=progress.tell,
+                listeners=make_listeners(),
             )
-            shown = draw if early else None
             calls = with_callbacks(
-                calls, job, folder, on_last_policy=shown, stop_return=run.stop.return_
+                calls,
+                job,
+                folder,
+                on_last_policy=draw if draws_early else None,
+                stop_return=run.stop.return_,
             )
-            calls = calls if visualizer is None else calls._replace(on_new_policy=visualizer)
+            if visualizer is not None:
+                calls = calls._replace(on_new_policy=visualizer)
             _, policy, _, summary = run_job(job, calls, folder, run.log)
         stopped_by = hosts.highest(stop.number or 0) or None
         if hosts.is_first():
-            if not early and stopped_by is None:
+            if not draws_early and stopped_by is None:
                 draw(policy)
             wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
             measured = {**summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
@@ -151,6 +149,37 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
             print_closing(run, summary, folder, pictures, can_draw(env))
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
+
+
+def print_warnings(run: Run, job: Job) -> None:
+    """Print what a user may want to change before the run goes on.
+
+    Args:
+        run: Settings of the run.
+        job: Its job.
+    """
+    print_if_too_short(job)
+    if len({device for group in job.placement.groups for device in group.devices}) > 1:
+        print_if_serial(run, job)
+
+
+def progress_of(run: Run, folder: Path, earlier_s: float) -> ProgressDisplay:
+    """Make the display of a run's progress, which only the first process shows.
+
+    Args:
+        run: Settings of the run.
+        folder: Folder of the run.
+        earlier_s: Seconds of the run before it was resumed.
+
+    Returns:
+        The display.
+    """
+    return ProgressDisplay(
+        run.total_steps,
+        None if hosts.is_first() else Console(quiet=True),
+        compile_s=None if run.run_dir else earlier_compile_s(folder),
+        kind="sampled" if run.eval.sample else "greedy",
+    )
 
 
 def draw_at_end(

@@ -43,9 +43,8 @@ class State(NamedTuple):
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]
     totals: tuple[jax.Array, jax.Array]  # return and length of the running episodes, [E]
-    stats: tuple[
-        jax.Array, jax.Array, jax.Array
-    ]  # of observations: count, mean, sum of squared deviations
+    # of observations: count, mean, sum of squared deviations
+    stats: tuple[jax.Array, jax.Array, jax.Array]
     replay: dict[str, jax.Array]  # steps as they were sampled, [G, buffer_size / E, E / G, ...]
     params: Any
     target: Any  # a slow copy of the parameters
@@ -146,9 +145,8 @@ def sample(env, c, s, key):
     envs.env.vectorize.
     """
     limit, network = env.spec.max_episode_steps or 2**31 - 1, make(env, c)[0]
-    interval = max(
-        1, min(8, env.shortest_episode, limit)
-    )  # steps that share a row of E initial states, the bank
+    # steps that share a row of E initial states, the bank
+    interval = max(1, min(8, env.shortest_episode, limit))
     (bank_key, scan_key), num_rows = jax.random.split(key), -(-c.rollout_length // interval)
     bank = jax.vmap(lambda keys: reset(env, keys))(
         jax.random.split(bank_key, (num_rows, c.num_envs))
@@ -192,9 +190,8 @@ def through_replay(c, s, rollout, key):
         lambda x: x.reshape(-1, shards, width, *x.shape[2:]).swapaxes(0, 1), rollout
     )
     replay = jax.tree.map(lambda ring, x: ring.at[:, at].set(x), s.replay, rollout)
-    draw = partial(
-        jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0
-    )  # with replacement
+    # with replacement
+    draw = partial(jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0)
     drawn = (added - stored + draw(time_key, maxval=stored)) % slots, draw(env_key, maxval=width)
     index = (
         jnp.arange(shards)[:, None],

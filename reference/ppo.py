@@ -41,9 +41,8 @@ class State(NamedTuple):
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]
     totals: tuple[jax.Array, jax.Array]  # return and length of the running episodes, [E]
-    stats: tuple[
-        jax.Array, jax.Array, jax.Array
-    ]  # of observations: count, mean, sum of squared deviations
+    # of observations: count, mean, sum of squared deviations
+    stats: tuple[jax.Array, jax.Array, jax.Array]
     params: dict[str, Any]  # by network
     moments: Any  # of Adam
     tick: jax.Array
@@ -53,9 +52,8 @@ class State(NamedTuple):
 class Mlp(nn.Module):
     """Dense layers with tanh between them. Engine: networks.network.Mlp."""
 
-    layers: tuple[
-        tuple[int, float, float], ...
-    ]  # size, variance of the weights times inputs, bias of the second half
+    # size, variance of the weights times inputs, bias of the second half
+    layers: tuple[tuple[int, float, float], ...]
 
     @nn.compact
     def __call__(self, x):
@@ -167,9 +165,8 @@ def policy(env, outputs, key, raw=None):
     sampled = mean + scale * jax.random.normal(key, mean.shape)
     raw = sampled if raw is None else raw
     action = low + (jnp.tanh(raw).reshape(-1, *low.shape) + 1.0) * 0.5 * (high - low)
-    slope, other = (
-        2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x)) for x in (raw, sampled)
-    )  # log of tanh's
+    # log of tanh's
+    slope, other = (2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x)) for x in (raw, sampled))
     log_prob = -0.5 * jnp.square((raw - mean) / scale) - jnp.log(scale) - constant - slope
     return raw, action, log_prob.sum(-1), (0.5 + constant + jnp.log(scale) + other).sum(-1)
 
@@ -179,9 +176,8 @@ def sample(env, c, s, key):
     envs.env.vectorize.
     """
     limit, actor = env.spec.max_episode_steps or 2**31 - 1, make(env, c)[0]["actor"]
-    interval = max(
-        1, min(8, env.shortest_episode, limit)
-    )  # steps that share a row of E initial states, the bank
+    # steps that share a row of E initial states, the bank
+    interval = max(1, min(8, env.shortest_episode, limit))
     (bank_key, scan_key), num_rows = jax.random.split(key), -(-c.rollout_length // interval)
     bank = jax.vmap(lambda keys: reset(env, keys))(
         jax.random.split(bank_key, (num_rows, c.num_envs))
@@ -219,9 +215,8 @@ def add_targets(env, c, s, rollout):
     value, next_value = (
         make(env, c)[0]["critic"].apply(s.params["critic"], x)[..., 0] for x in (obs, next_obs)
     )
-    discount = c.discount * (
-        1.0 - rollout["terminated"]
-    )  # a truncated step bootstraps from its terminal observation
+    # a truncated step bootstraps from its terminal observation
+    discount = c.discount * (1.0 - rollout["terminated"])
     delta, decay = (
         rollout["reward"] + discount * next_value - value,
         discount * c.gae_lambda * (1.0 - rollout["done"]),
@@ -237,15 +232,13 @@ def minibatches(c, data, key):
     learning.minibatches.shuffled_epochs.
     """
     steps, epochs, batches = c.num_envs * c.rollout_length, c.num_epochs, c.num_minibatches
-    shards = math.gcd(
-        8, c.num_envs, steps // batches
-    )  # each minibatch takes equally many steps of every shard
+    # each minibatch takes equally many steps of every shard
+    shards = math.gcd(8, c.num_envs, steps // batches)
     size, bits = steps // shards, max(1, (steps // shards - 1).bit_length())
     keys = jax.vmap(lambda k: jax.random.split(k, shards))(jax.random.split(key, epochs))
     words = jax.vmap(jax.vmap(lambda k: jax.random.bits(k, (size,), jnp.uint32)))(keys) << bits
-    order = jnp.sort(words | jnp.arange(size, dtype=jnp.uint32)) & jnp.uint32(
-        2**bits - 1
-    )  # [epochs, G, steps / G]
+    # [epochs, G, steps / G]
+    order = jnp.sort(words | jnp.arange(size, dtype=jnp.uint32)) & jnp.uint32(2**bits - 1)
     order = (
         order.reshape(epochs, shards, batches, -1)
         .swapaxes(1, 2)

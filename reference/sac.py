@@ -44,9 +44,8 @@ class State(NamedTuple):
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]
     totals: tuple[jax.Array, jax.Array]  # return and length of the running episodes, [E]
-    stats: tuple[
-        jax.Array, jax.Array, jax.Array
-    ]  # of observations: count, mean, sum of squared deviations
+    # of observations: count, mean, sum of squared deviations
+    stats: tuple[jax.Array, jax.Array, jax.Array]
     replay: dict[str, jax.Array]  # steps as they were sampled, [G, buffer_size / E, E / G, ...]
     params: dict[str, Any]  # by network
     target: Any  # slow copies of the critics
@@ -103,9 +102,8 @@ def init(env, c, key):
         jnp.zeros((c.num_envs, *env.spec.action.low.shape)),
     )
     q = tuple(critic.init(k, action, obs) for k in jax.random.split(critic_key))
-    params = dict(
-        q=q, policy=actor.init(actor_key, obs), temperature=jnp.zeros(())
-    )  # the latter as its logarithm
+    # the latter as its logarithm
+    params = dict(q=q, policy=actor.init(actor_key, obs), temperature=jnp.zeros(()))
     moments = {name: optimizers[name].init(params[name]) for name in params}
     totals, stats = (
         (jnp.zeros(c.num_envs), jnp.zeros(c.num_envs, jnp.int32)),
@@ -204,9 +202,8 @@ def through_replay(c, s, step, key):
     replay = jax.tree.map(
         lambda ring, x: ring.at[:, at].set(x.reshape(shards, width, *x.shape[1:])), s.replay, step
     )
-    draw = partial(
-        jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0
-    )  # with replacement
+    # with replacement
+    draw = partial(jax.random.randint, shape=(shards, math.prod(sizes) // shards), minval=0)
     drawn = (
         (s.tick + 1 - stored + draw(time_key, maxval=stored)) % slots,
         draw(env_key, maxval=width),

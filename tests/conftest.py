@@ -26,9 +26,8 @@ from many_commands import Commands
 
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background jobs and their children ignore Ctrl-C
+# a shell's background jobs and their children ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

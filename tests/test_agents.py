@@ -175,9 +175,8 @@ def test_networks_of_all_agents_say_what_that_of_each_would(recurrent_size: int)
         alike |= {"b": obs["b"].at[:].set(obs["b"][:, :, i : i + 1])}
         others, _ = say(together, shared.initial_memory(2), alike, first)
         np.testing.assert_allclose(others[:, :, i], numbered[:, :, i], atol=1e-6)
-        assert not np.allclose(
-            others[:, :, (i + 1) % 3], numbered[:, :, i], atol=1e-3
-        )  # it sees its number
+        # it sees its number
+        assert not np.allclose(others[:, :, (i + 1) % 3], numbered[:, :, i], atol=1e-3)
     for network, params in ((separate, own), (shared, together)):
         memory = jax.tree.map(lambda x: jnp.stack([x] * 5), network.initial_memory(2))
         apart, _ = jax.jit(partial(apply_apart, network))(params, memory, obs, jnp.ones_like(first))
@@ -215,9 +214,8 @@ def test_agents_with_networks_of_their_own_have_optimizers_of_their_own():
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_agent_that_goes_out_ends_its_own_return_but_not_the_teams(shared: bool):
     hyper = jf.ppo(discount=0.5, gae_lambda=1.0).hyper
-    out = jnp.array(
-        [[[False, False]], [[False, True]], [[False, True]]]
-    )  # [T, E, A]: agent 1 leaves after a step
+    # [T, E, A]: agent 1 leaves after a step
+    out = jnp.array([[[False, False]], [[False, True]], [[False, True]]])
     next_out = jnp.concatenate([out[1:], out[-1:]])
     flag, ended = jnp.zeros((3, 1), bool), jnp.array([[False], [False], [True]])
     reward = jnp.ones((3, 1)) if shared else jnp.ones((3, 1, 2))

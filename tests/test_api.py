@@ -420,9 +420,8 @@ def test_a_simulator_of_which_there_is_one_is_made_once_and_evaluations_keep_the
     assert (Simulator.made, Simulator.most) == (made, most)
     returns = [row["eval_return_mean"] for row in result.history if row["kind"] == "eval"]
     assert len(returns) == (4 if every else 0)
-    assert (
-        len(set(returns)) <= 1
-    )  # rewards depend on the seed only: each evaluation begins with the same states
+    # rewards depend on the seed only: each evaluation begins with the same states
+    assert len(set(returns)) <= 1
     assert (result.summary["eval_return_mean"] is None) == (every == 0)
 
 
@@ -433,9 +432,8 @@ def test_nothing_makes_another_simulator(num_envs, options, monkeypatch):
     """As many as asked for, after one that has the spaces, is measured where workers may help, and
     is closed.
     """
-    monkeypatch.setattr(
-        os, "sched_getaffinity", lambda process: {0}, raising=False
-    )  # with one core, none helps
+    # with one core, none helps
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
     Simulator.made = Simulator.alive = Simulator.most = 0
     env = jf.make_env("custom", make=Simulator, num_envs=num_envs)
     every = {"eval_every": 12 if options else 0}
@@ -444,9 +442,8 @@ def test_nothing_makes_another_simulator(num_envs, options, monkeypatch):
     assert (Simulator.made, Simulator.most, Simulator.alive) == (num_envs + 1, num_envs, 0)
     if options:
         returns = [row["eval_return_mean"] for row in result.history if row["kind"] == "eval"]
-        assert (
-            len(returns) == 4 and len(set(returns)) == 1
-        )  # each evaluation begins with the same states
+        # each evaluation begins with the same states
+        assert len(returns) == 4 and len(set(returns)) == 1
         assert result.summary["eval_episodes"] == 4
 
 

@@ -47,9 +47,8 @@ def test_a_step_gives_one_grey_frame_and_a_policy_sees_four(id: str):
     assert (env.spec.frame_stack, env.spec.max_episode_steps) == (4, 27_000)
     frames = np.stack([step.obs for step in played(env, 30)])
     assert (frames.dtype, frames.shape) == (np.uint8, (30, 2, 84, 84, 1))
-    assert all(
-        (frames[t] != frames[t + 1]).any() for t in range(20, 29)
-    )  # the ball changes its position
+    # the ball changes its position
+    assert all((frames[t] != frames[t + 1]).any() for t in range(20, 29))
     assert frames[0].std() > 10
 
 

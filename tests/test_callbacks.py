@@ -391,9 +391,8 @@ def test_the_setting_switches_evaluation_during_training_off_and_is_stored_only_
     (tmp_path / "config.yaml").write_text(to_yaml(run))
     again = compose([f"config='{tmp_path}/config.yaml'"])
     assert (again.stop, again.eval) == (run.stop, run.eval)
-    assert (
-        compose([f"config='{tmp_path}/plain.yaml'", "stop.return=3"]).eval.beside is False
-    )  # the file has true
+    # the file has true
+    assert compose([f"config='{tmp_path}/plain.yaml'", "stop.return=3"]).eval.beside is False
     check_stop(None, plain.eval)
 
 
@@ -558,10 +557,11 @@ def test_the_first_signal_stops_the_run_and_the_second_has_its_default_effect(nu
     try:
         stop = StopSignal()
         assert not stop()  # training begins
+        # else the next line ends the tests
         assert signal.getsignal(number) not in (
             signal.SIG_DFL,
             before[number],
-        )  # else the next line ends the tests
+        )
         os.kill(os.getpid(), number)
         assert stop() and stop.number == number
         assert [signal.getsignal(one) for one in before] == [signal.SIG_DFL] * 2

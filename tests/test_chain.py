@@ -161,9 +161,8 @@ def calling(name: str, reads: tuple, writes: tuple, call) -> Fragment:
 
     def handle(frame: int) -> None:
         fields = ctypes.cast(frame, ctypes.POINTER(ctypes.c_void_p))
-        if fields[
-            1
-        ]:  # XLA asks once for the version of its interface that the function supports: its current one
+        # XLA asks once for the version of its interface that the function supports: its current one
+        if fields[1]:
             extension, api = (
                 ctypes.cast(fields[i], ctypes.POINTER(ctypes.c_void_p)) for i in (1, 2)
             )

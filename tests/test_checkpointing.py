@@ -182,9 +182,8 @@ def test_an_unfinished_checkpoint_is_never_taken_for_a_good_one(tmp_path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(files.os, "replace", killed)
-    monkeypatch.setattr(
-        files.shutil, "rmtree", lambda *args, **kwargs: None
-    )  # as after SIGKILL: nothing cleans up
+    # as after SIGKILL: nothing cleans up
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *args, **kwargs: None)
     with pytest.raises(KeyboardInterrupt):
         save(run / "checkpoints", 20)
     monkeypatch.undo()

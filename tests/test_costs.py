@@ -77,9 +77,8 @@ def test_a_recorded_cost_is_replaced_only_where_it_changed():
     new = merged(old, measured)
     assert new["test_a.py::test_1"] == old["test_a.py::test_1"]
     assert new["test_a.py::test_2"].operations == 5_100
-    assert merged(old, {"test_a.py::test_1": Cost()}).keys() == {
-        "test_a.py::test_2"
-    }  # it costs nothing now
+    # it costs nothing now
+    assert merged(old, {"test_a.py::test_1": Cost()}).keys() == {"test_a.py::test_2"}
 
 
 def test_every_witness_has_a_law_and_the_tests_it_names(
@@ -113,9 +112,8 @@ def test_workers_begin_with_the_programs_of_all_before_and_leave_theirs(tmp_path
     two.close()
     three = WorkerCache(tmp_path)
     assert {path.name for path in three.programs.iterdir()} == {"a-cache", "b-cache"}
-    assert list(three.root.iterdir()) == [
-        three.programs
-    ]  # what commands save otherwise does not last
+    # what commands save otherwise does not last
+    assert list(three.root.iterdir()) == [three.programs]
     three.close()
     assert {path.name for path in tmp_path.iterdir()} == {"programs"}
 

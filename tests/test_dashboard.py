@@ -353,9 +353,8 @@ def test_a_page_hears_of_what_changes_and_of_nothing_else(server: Server):
 
     kind, first = event()
     assert kind == "list" and {row["name"] for row in first["rows"]} == LISTED
-    folder = a_run(server.runs / ".new").rename(
-        server.runs / "new"
-    )  # at once, with all of its files
+    # at once, with all of its files
+    folder = a_run(server.runs / ".new").rename(server.runs / "new")
     news = change()
     assert ([row["name"] for row in news["rows"]], news["gone"]) == (["new"], [])
     facts = json.loads((folder / "run.json").read_text())

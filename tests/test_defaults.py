@@ -131,10 +131,11 @@ SMALL: dict[str, Any] = dict(batch_size=4, buffer_size=400, updates_per_tick=1)
 
 @pytest.mark.parametrize("make", [jf.sac, jf.td3, jf.flash_sac, jf.dqn, jf.sac_discrete])
 def test_the_first_actions_are_uniform_and_the_next_are_the_policys(make):
+    # so 3 steps of each
     env, steps = (
         tiny.line(discrete=make in (jf.dqn, jf.sac_discrete), num_envs=4),
         10,
-    )  # so 3 steps of each
+    )
     more = {"epsilon": 0.0} if make is jf.dqn else {}
     init, tick = jf.make_train_step(
         env, make(**SMALL, **more, warmup_steps=steps, rollout_length=6)

@@ -123,9 +123,8 @@ def programs(tmp_path_factory, request) -> tuple[Path, list[str]]:
         for item in request.session.items
         if item.path == request.path and hasattr(item, "callspec")
     ]
-    selected = {
-        item.callspec.params.get("name") for item in here
-    }  # other files also have a parameter "name"
+    # other files also have a parameter "name"
+    selected = {item.callspec.params.get("name") for item in here}
     names = [name for name in distributed_program.jobs() if name in {*selected, "ppo_with_server"}]
     names += [name for name in distributed_program.POPULATIONS if name in selected]
     address = f"127.0.0.1:{free_port()}"
@@ -418,9 +417,8 @@ def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_tak
 
 
 def commands_of_the_docs() -> list[str]:
-    pages = [
-        path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name != "limits.md"
-    ]  # its lines are cut
+    # its lines are cut
+    pages = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name != "limits.md"]
     text = "\n".join(path.read_text() for path in [ROOT / "README.md", *pages])
     lines = re.findall(r"python -m jaxrl_fast\.\w+[^\n`#|\\]*(?:\\\n[^\n`#|\\]*)*", text)
     return sorted({re.sub(r"\s*\\\n\s*", " ", line).strip() for line in lines})

@@ -188,9 +188,8 @@ def test_targets_with_masks_equal_a_walk_through_the_window(options):
     """
     agent, hyper, key = small_dqn(**options).build(WIDE, 4), small_dqn().hyper, jax.random.key(0)
     part, data, net = agent.parts["critic"], agent.data, agent.parts["critic"].networks["q"]
-    data = (
-        data if net.recurrent else data._replace(sequence_length=1, burn_in=0)
-    )  # as `bind` sets them
+    # as `bind` sets them
+    data = data if net.recurrent else data._replace(sequence_length=1, burn_in=0)
     online, target = (replay_walks.drawn_params(RNG, part)["q"] for _ in range(2))
     sampled = replay_walks.draw(RNG, data, {"critic": net} if net.recurrent else {}, ACTIONS, B)
     q_now, q_next = replay_walks.walk(net, net.draw_noise(online, key, "online"), sampled, "critic")
@@ -307,9 +306,8 @@ def test_a_noisy_network_computes_with_factorized_noise_by_row_and_without_noise
     many = np.asarray(
         draw(params, jax.random.key(2), "acting", 20_000)[NOISE]["NoisyDense_0"]["inputs"]
     )
-    np.testing.assert_allclose(
-        (np.sign(many) * many**2).std(), 1.0, atol=0.02
-    )  # f(x) = sgn(x) √|x| of a normal
+    # f(x) = sgn(x) √|x| of a normal
+    np.testing.assert_allclose((np.sign(many) * many**2).std(), 1.0, atol=0.02)
 
 
 def test_a_noisy_update_equals_numpy():
@@ -321,9 +319,8 @@ def test_a_noisy_update_equals_numpy():
         jax.random.key(5),
     )
     state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
-    louder = jax.tree.map(
-        lambda x: x + 1.0, state.learned
-    )  # the roles then choose different actions
+    # the roles then choose different actions
+    louder = jax.tree.map(lambda x: x + 1.0, state.learned)
     state = state._replace(learned=louder)
     q, online, target = part.networks["q"], state.learned.params["q"], state.learned.target["q"]
     treedef = jax.tree.structure(online)

@@ -74,9 +74,8 @@ def test_a_warehouse_shares_its_reward():
     assert env.spec.shared_reward and env.spec.num_agents == 2 and env.spec.max_episode_steps == 20
     (_, first), (_, steps) = played(env, 20, 4)
     assert first["obs"].dtype == jnp.float32 and steps.reward.shape == (20, 4)
-    assert (
-        steps.truncated[19].any() and not steps.terminated[19].any()
-    )  # masks forbid most collisions
+    # masks forbid most collisions
+    assert steps.truncated[19].any() and not steps.terminated[19].any()
 
 
 @pytest.mark.parametrize("name", ["lbf", "rware"])

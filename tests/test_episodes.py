@@ -30,9 +30,8 @@ def check_first_episodes(totals, places, push: float = 1.0) -> None:
             wanted += 1.0 - abs(x)
         assert length == steps
         np.testing.assert_allclose(returned, wanted, rtol=1e-5)
-    assert (
-        len(set(totals.length.tolist())) > 1
-    )  # so that some environments are in a later episode at the end
+    # so that some environments are in a later episode at the end
+    assert len(set(totals.length.tolist())) > 1
 
 
 def test_only_the_first_episode_of_each_environment_counts():

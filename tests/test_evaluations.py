@@ -492,9 +492,8 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
         os.kill(evaluator.process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="its process ended with exit code -9"):
             evaluator.process.wait()
-            monkeypatch.setattr(
-                evaluator.process, "poll", lambda: None
-            )  # it dies just before the request
+            # it dies just before the request
+            monkeypatch.setattr(evaluator.process, "poll", lambda: None)
             evaluator(params)
         monkeypatch.delattr(evaluator.process, "poll")
         kept = programs_in(tmp_path / "cache")
@@ -505,9 +504,8 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
         np.testing.assert_array_equal(
             evaluator(params).returns, evaluation.evaluate(params).returns
         )
-        assert (
-            len(kept) == 1 and programs_in(tmp_path / "cache") == kept
-        )  # the second process wrote no program
+        # the second process wrote no program
+        assert len(kept) == 1 and programs_in(tmp_path / "cache") == kept
         assert (tmp_path / "evaluator.log").read_text() == ""
         again.join()
     finally:
@@ -545,9 +543,8 @@ def test_of_few_episodes_it_computes_by_one_thread(tmp_path: Path, monkeypatch, 
     (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))
     evaluator = EvaluatorProcess(tmp_path, "cpu", one_thread=one_thread)
     process = Path(f"/proc/{evaluator.process.pid}")
-    while (
-        b"jaxrl_fast.evaluator" not in (process / "cmdline").read_bytes()
-    ):  # until then it is a copy of this process
+    # until then it is a copy of this process
+    while b"jaxrl_fast.evaluator" not in (process / "cmdline").read_bytes():
         time.sleep(0.01)
     given = (process / "environ").read_bytes().split(b"\0")
     evaluator.close()
@@ -663,9 +660,8 @@ def shared(
 def stored(result: jf.Result, steps: int) -> Any:
     """Return the steps in the replay buffer, leaves ``[T, S, E, ...]``."""
     parts = jax.tree.leaves(result.state.private, is_leaf=lambda x: isinstance(x, RingState))
-    (ring,) = [
-        part for part in parts if isinstance(part, RingState)
-    ]  # leaves [S, E, slots, 1, ...]
+    # leaves [S, E, slots, 1, ...]
+    (ring,) = [part for part in parts if isinstance(part, RingState)]
     return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[:, :, :steps, 0], 2, 0), ring.data)
 
 
@@ -922,9 +918,8 @@ def test_sampled_evaluations_draw_from_the_policy_and_greedy_ones_do_not(tmp_pat
         seen[sample] = result.summary
         again = jf.learn(env, jf.ppo(learning_rate=0.0, **sizes), eval_sample=sample, **options)
         assert again.summary["eval_return_mean"] == result.summary["eval_return_mean"]
-    assert (
-        seen[True]["eval_return_std"] > seen[False]["eval_return_std"]
-    )  # the greedy policy always does the same
+    # the greedy policy always does the same
+    assert seen[True]["eval_return_std"] > seen[False]["eval_return_std"]
     with pytest.raises(ValueError, match="algo=dqn has no distribution to sample actions from"):
         jf.learn(env, jf.dqn(epsilon=0.1), total_steps=32, eval_sample=True)
 

@@ -259,9 +259,8 @@ def test_the_onnx_file_says_what_it_is(tmp_path):
     onnx.checker.check_model(model, full_check=True)
     told = {entry.key: entry.value for entry in model.metadata_props}
     assert (told["env"], told["algo"]) == ("toy", "ppo")
-    assert (
-        told["observation"] == "obs.board int8[batch, 3, 3], obs.where.x float32[batch, 2]"
-    )  # no mask: a Box
+    # no mask: a Box
+    assert told["observation"] == "obs.board int8[batch, 3, 3], obs.where.x float32[batch, 2]"
     assert told["action"] == "action float32[batch, 2] from [-2.0, -1.0] to [1.0, 3.0]"
     assert told["memory"].startswith("carry float32[batch, 6], zeros at the start")
     inputs = ["carry", "obs.board", "obs.where.x", "first"]

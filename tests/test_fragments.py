@@ -104,9 +104,8 @@ def test_actor_and_critic_of_ppo_learn_the_same_side_by_side_as_in_turns():
     _, init_split, tick_split = train_step("ppo", "actor_critic")
     turns, split = init(), init_split()
     for part in ("actor", "critic"):
-        assert not moved(
-            split.private[f"learn_{part}"][part], turns.private["learn"][part]
-        )  # both start alike
+        # both start alike
+        assert not moved(split.private[f"learn_{part}"][part], turns.private["learn"][part])
     turns, split = run(turns, tick, 2)[0][-1], run(split, tick_split, 2)[0][-1]
     for part in ("actor", "critic"):
         assert_close(split.private[f"learn_{part}"][part], turns.private["learn"][part], atol=1e-5)
@@ -116,9 +115,8 @@ def test_overlapped_sampling_learns_from_the_batches_of_the_last_tick():
     graph, init, tick = train_step("ppo", "sampling")
     learn = next(f for f in graph.fragments if f.name == "learn")
     states, _ = run(init(), tick, 4)
-    assert not moved(
-        learners(states[0]), learners(states[2])
-    )  # the rollout of tick 0 is not normalized
+    # the rollout of tick 0 is not normalized
+    assert not moved(learners(states[0]), learners(states[2]))
     step_key = jax.random.fold_in(jax.random.fold_in(states[2].key, 2), graphs.stable_hash("learn"))
     old = {"batches": states[2].channels["batches"]}  # written in tick 1
     private, _, _ = jax.jit(learn.step)(

@@ -125,9 +125,8 @@ def test_a_learner_of_rollouts_sees_the_same_stacks(beside: bool, seed: int, oft
         if beside:
             np.testing.assert_array_equal(seen["speed"], own["speed"])
         (table,) = jax.tree.leaves(tables)
-        assert table.size == (2 + k - 1) * 6 * np.prod(
-            FRAME
-        )  # each frame once, and the few frames before
+        # each frame once, and the few frames before
+        assert table.size == (2 + k - 1) * 6 * np.prod(FRAME)
 
 
 class Both:

@@ -145,9 +145,8 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
         step = host.recv(0)
     assert step.terminated.all() and not step.truncated.any()  # never both
     assert [action.dtype for action in seen] == [dtype] * 4
-    np.testing.assert_array_equal(
-        np.stack(seen), np.repeat([0.25, 0.5], 4).reshape(4, 2)
-    )  # none is a NumPy view
+    # none is a NumPy view
+    np.testing.assert_array_equal(np.stack(seen), np.repeat([0.25, 0.5], 4).reshape(4, 2))
     host.close()
 
 
@@ -266,8 +265,7 @@ def test_envpool_obeys_the_same_laws():
             assert (np.abs(one.obs[ended]) <= 0.05).all()  # the first of an episode
             np.testing.assert_array_equal(one.obs[~ended], one.next_obs[~ended])
             assert (one.episode_length[one.truncated] == 30).all()
-            np.testing.assert_array_equal(
-                one.episode_return, one.episode_length
-            )  # CartPole gives 1 a step
+            # CartPole gives 1 a step
+            np.testing.assert_array_equal(one.episode_return, one.episode_length)
     assert host.steps() == 6 * 60 and any(one.truncated.any() for one, _ in steps)
     host.close()

@@ -108,6 +108,7 @@ def test_a_channel_that_nobody_published_is_zero_before_its_first_tick():
 def test_fragments_step_from_start_every_so_often_and_rest_in_between():
     fragments = box("w", writes=["x"], start=4, every=3), box("r", ["x"])
     metrics = run(Graph(fragments), 9)
+    # metrics are zero in a tick without a step
     assert metrics["w/count"].tolist() == [
         0,
         0,
@@ -118,7 +119,8 @@ def test_fragments_step_from_start_every_so_often_and_rest_in_between():
         0,
         2,
         0,
-    ]  # metrics are zero in a tick without a step
+    ]
+    # its channel retains its value
     assert metrics["r/saw_x"].tolist() == [
         0,
         0,
@@ -129,7 +131,7 @@ def test_fragments_step_from_start_every_so_often_and_rest_in_between():
         1,
         2,
         2,
-    ]  # its channel retains its value
+    ]
     counted = [graphs.active_ticks(fragments[0], 0, n) for n in range(10)]
     assert counted == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
     assert graphs.active_ticks(fragments[0], 3, 6) == 1

@@ -104,9 +104,8 @@ def test_each_seed_of_a_shared_pool_learns_as_it_does_alone(name, placement):
         _, alone, own_rows = chunks(name, placement, "sampling", num=2, seeds=(seed,))
         mine = jax.tree.map(lambda x, i=i: x[i], together._replace(tick=(), hyper=()))
         steps = mine.private["sample"].steps
-        assert (
-            steps == 2 * alone.private["sample"].steps
-        )  # the pool counts the steps of all its slices
+        # the pool counts the steps of all its slices
+        assert steps == 2 * alone.private["sample"].steps
         mine.private["sample"] = mine.private["sample"]._replace(
             steps=alone.private["sample"].steps
         )
@@ -129,9 +128,8 @@ def test_a_rollout_tells_what_happened_in_the_environments():
     done = whole.terminated | whole.truncated
     assert done.any() and not done.all()
     moved = whole.next_obs[..., 0] - whole.obs[..., 0]
-    np.testing.assert_allclose(
-        moved, whole.action[..., 0], atol=1e-6
-    )  # `next_obs`, also at the end of an episode
+    # `next_obs`, also at the end of an episode
+    np.testing.assert_allclose(moved, whole.action[..., 0], atol=1e-6)
     np.testing.assert_allclose(whole.reward, 1.0 - np.abs(whole.next_obs[..., 0]), atol=1e-6)
     np.testing.assert_array_equal(whole.obs[1:][~done[:-1]], whole.next_obs[:-1][~done[:-1]])
     np.testing.assert_array_equal(whole.first[1:], done[:-1])

@@ -250,9 +250,8 @@ def test_statistics_targets_and_constraints_are_published_with_the_params(how):
     state, _ = learn_toy(2, Toy({"critic": part}, 1), **how)
     learned = state.channels["critic"]
     assert isinstance(learned, Learned)
-    assert_close(
-        learned.params["x"], {"params": 1.0, "batch_stats": {"mean": 4.0}}, atol=1e-6
-    )  # batches have the mean 2
+    # batches have the mean 2
+    assert_close(learned.params["x"], {"params": 1.0, "batch_stats": {"mean": 4.0}}, atol=1e-6)
     assert_close(learned.target["x"], {"params": 0.75, "batch_stats": {"mean": 2.5}}, atol=1e-6)
 
 
@@ -323,9 +322,8 @@ def test_learners_that_cannot_share_the_batches_are_refused(learners, instead):
 
 def test_every_part_has_another_key_in_every_update():
     def update(state, peers, batch, key, hyper, updates):
-        return Updated(
-            state, {"drawn": jax.random.bits(key) >> 8}, ()
-        )  # 24 bits, which float32 holds
+        # 24 bits, which float32 holds
+        return Updated(state, {"drawn": jax.random.bits(key) >> 8}, ())
 
     same = lambda state: state  # noqa: E731
     trainers = dict.fromkeys("ab", Trainer(same, same, same, same, update))

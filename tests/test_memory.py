@@ -163,9 +163,8 @@ def test_a_sequence_equals_its_steps(kind: str, spec: Any):
     net = make_network(spec, 2, hidden=(8,), memory=kind, recurrent_size=8, action_shape=(3,))
     params, (obs, first) = jax.jit(net.init)(KEY), sequence(spec)
     action = jax.random.normal(KEY, (LENGTH, BATCH, 3))
-    start = jax.tree.map(
-        lambda x: x + 0.5, net.initial_memory(BATCH)
-    )  # as if from the steps before
+    # as if from the steps before
+    start = jax.tree.map(lambda x: x + 0.5, net.initial_memory(BATCH))
     whole = jax.jit(net.apply)(params, start, obs, first, action)
     close(whole, steps_of(net, params, start, obs, first, action))
     assert (

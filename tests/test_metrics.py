@@ -134,9 +134,8 @@ def test_ended_episodes_are_counted_once_also_over_two_rollouts():
         ended = np.argwhere(np.asarray(rollout.truncated))
         starts = {int(e): firsts[e] for _, e in ended}
         found.append((starts, metrics))
-        firsts = (
-            np.asarray(rollout.obs[3, :, 0]) if t == 0 else firsts
-        )  # of the episodes that began at step 3
+        # of the episodes that began at step 3
+        firsts = np.asarray(rollout.obs[3, :, 0]) if t == 0 else firsts
     for starts, metrics in found:
         assert len(starts) == 6 == metrics["episodes"]
         for name in NAMES:
@@ -625,9 +624,8 @@ def resumed(path: Path, env: VecEnv, steps: int, **more: Any) -> list[Any]:
 def test_a_checkpoint_of_a_version_without_them_resumes_and_its_running_episodes_are_left_out(
     tmp_path: Path,
 ):
-    env = vectorize(
-        world(), num_envs=4
-    )  # episodes of 3 steps and rollouts of 4: some run at every checkpoint
+    # episodes of 3 steps and rollouts of 4: some run at every checkpoint
+    env = vectorize(world(), num_envs=4)
     resumed(tmp_path / "run", stripped(env), 16)
     rows = [
         row

@@ -72,10 +72,11 @@ def test_a_reset_is_not_drawn_for_each_step(pole):
             lambda key, env=env: jf.vectorize(env, num_envs=8).draw_fresh(key, 64),
             jax.random.key(0),
         )
+        # where it may fall at once, each of 4 starts once
         assert jax.tree.leaves(bank)[0].shape[:2] == (
             rows,
             8,
-        )  # where it may fall at once, each of 4 starts once
+        )
 
 
 def test_each_episode_has_its_own_model_and_the_file_s_comes_back(pole):

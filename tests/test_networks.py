@@ -87,9 +87,8 @@ def test_bf16_keeps_parameters_gradients_and_outputs_in_f32(recurrent_size):
 def test_bf16_multiplies_in_bf16_and_sums_in_f32():
     net = make_network(jax.ShapeDtypeStruct((512,), jnp.float32), 1, hidden=(), precision="bf16")
     params = jax.tree.map(jnp.ones_like, jax.jit(net.init)(KEY))
-    x = jnp.full(
-        (1, 1, 512), 1.001, jnp.float32
-    )  # bf16 rounds it to 1; a bf16 sum would not reach 513
+    # bf16 rounds it to 1; a bf16 sum would not reach 513
+    x = jnp.full((1, 1, 512), 1.001, jnp.float32)
     assert net.apply(params, (), x, FIRST[:1, :1])[0] == 513.0
 
 
@@ -212,9 +211,8 @@ def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewh
     net = make_network(SPEC, 2, hidden=(16,), batch_norm=True)
     params, big = jax.jit(net.init)(KEY), 1000.0 * OBS
     outputs, after = net.in_loss(params, (), big, FIRST)
-    np.testing.assert_allclose(
-        outputs, net.in_loss(params, (), OBS, FIRST)[0], atol=1e-3
-    )  # removes the scale
+    # removes the scale
+    np.testing.assert_allclose(outputs, net.in_loss(params, (), OBS, FIRST)[0], atol=1e-3)
     assert np.abs(
         net.apply(params, (), big, FIRST)[0] - outputs
     ).max() > 1.0 and not jax.tree.leaves(after)
@@ -227,9 +225,8 @@ def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewh
     np.testing.assert_allclose(net.apply(params, (), big, FIRST)[0], outputs, atol=1e-2)
     before = net.apply(params, (), OBS, FIRST)[0]
     after = net.apply(params, (), OBS.at[:, 2].set(100.0), FIRST)[0]
-    np.testing.assert_array_equal(
-        before[:, :2], after[:, :2]
-    )  # in inference mode, no element leaks into another
+    # in inference mode, no element leaks into another
+    np.testing.assert_array_equal(before[:, :2], after[:, :2])
 
 
 @pytest.mark.parametrize("size", [0, 2])

@@ -212,9 +212,8 @@ def test_actions_sampled_on_the_host_have_new_noise_in_each_step() -> None:
     policy = jf.learn(
         line(discrete=False), algorithm, total_steps=32, eval_every=0, tell=quiet
     ).policy
-    constant = policy._replace(
-        params=jax.tree.map(jnp.zeros_like, policy.params)
-    )  # the same distribution everywhere
+    # the same distribution everywhere
+    constant = policy._replace(params=jax.tree.map(jnp.zeros_like, policy.params))
     dataset = jf.collect_episodes(
         with_sampled_actions(constant, algorithm), host_line(discrete=False), episodes=4
     )
@@ -229,9 +228,8 @@ def test_the_replay_of_a_run_with_data_is_what_the_run_sampled(tmp_path: Path) -
     jf.learn(env, LEARNERS["iql"](), total_steps=80, run_dir=tmp_path, **options)
     found = stored_steps(tmp_path / "checkpoints" / "80", env.spec)
     assert len(found.action) == 40
-    np.testing.assert_allclose(
-        found.obs[""][:, 1], 5 + 2 * found.obs[""][:, 0], rtol=1e-5
-    )  # as in the environment
+    # as in the environment
+    np.testing.assert_allclose(found.obs[""][:, 1], 5 + 2 * found.obs[""][:, 0], rtol=1e-5)
 
 
 def test_a_checkpoints_policy_acts_as_the_run_did_then(tmp_path: Path) -> None:
@@ -412,9 +410,8 @@ def test_offline_learners_are_better_than_the_actions_that_they_learn_from(learn
     obs = rng.uniform(-1, 1, (count * 2, 2)).astype(np.float32)
     obs[:, 1] = 5 + 2 * obs[:, 0]
     action = rng.uniform(-2, 1, (count, 1)).astype(np.float32)
-    reward = -np.abs(
-        action[:, 0] - obs[::2, 0] + 0.3
-    )  # the best action follows from the observation
+    # the best action follows from the observation
+    reward = -np.abs(action[:, 0] - obs[::2, 0] + 0.3)
     ends = np.ones(count, bool)
     data = jf.Dataset({"": obs}, action, reward, ends, ~ends, np.ones(count, int))
     options: dict[str, Any] = dict(
@@ -459,10 +456,11 @@ def test_behaviour_cloning_repeats_recorded_actions() -> None:
 def test_the_expectile_error_is_least_at_the_expectile() -> None:
     samples = jnp.linspace(0.0, 1.0, 101)
     means = jnp.linspace(0.0, 1.0, 1001)
+    # of the uniform distribution: e² (1 - t) = (1 - e)² t
     for expectile, least in (
         (0.5, 0.5),
         (0.9, 0.75),
-    ):  # of the uniform distribution: e² (1 - t) = (1 - e)² t
+    ):
         loss = jax.vmap(lambda m, t=expectile: jnp.mean(expectile_error(samples - m, t)))(means)
         assert means[jnp.argmin(loss)] == pytest.approx(least, abs=0.005)
 

@@ -188,9 +188,8 @@ def test_every_command_takes_the_run(run: Path, commands: Commands):
         ended = commands.run(run.parent, command, *words, trains=True)
         assert ended.status == 0, (command, ended.err)
     assert (run / "policy" / "policy.jax").exists() and (run / "policy.gif").exists()
-    repeated = compose(
-        [f"config={run / 'config.yaml'}"]
-    )  # a file that the user names may name code
+    # a file that the user names may name code
+    repeated = compose([f"config={run / 'config.yaml'}"])
     assert flat_settings(repeated)["algo.make"] == "my_algos.awr"
     words = dict(command_lines(read_run(run)))
     assert (
@@ -234,9 +233,8 @@ def test_a_folder_is_never_executed(run: Path, commands: Commands):
         "from pathlib import Path\nPath('executed').touch()\n" + SOURCE
     )
     for command, *words in LOADING:
-        assert OWN in refused(
-            commands, run.parent, command, *words
-        )  # also leaves the folder as it was
+        # also leaves the folder as it was
+        assert OWN in refused(commands, run.parent, command, *words)
 
 
 def test_changed_source_is_told_in_one_line(run: Path, commands: Commands):
@@ -581,9 +579,8 @@ def test_a_network_of_ones_own_goes_through_every_command(nets: Path, commands: 
     assert commands.run(nets, "train", *words, "run_dir=run", trains=True).status == 0
     for command, *words in LOADING:
         assert NETWORK in refused(commands, nets, command, *words)
-        words += (
-            ["formats=jax"] if command == "export" else []
-        )  # flax's attention is not in our ONNX export
+        # flax's attention is not in our ONNX export
+        words += ["formats=jax"] if command == "export" else []
         ended = commands.run(nets, command, *words, NETWORK, trains=True)
         assert ended.status == 0, (command, ended.err)
     with pytest.raises(ValueError, match=r"algo\.network=my_nets\.attend again"):

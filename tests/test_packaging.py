@@ -490,9 +490,8 @@ def test_nothing_in_a_users_folder_shadows_training(tmp_path: Path):
     """Train from a plain checkout with a pool, an evaluator and a visualizer."""
     folder = shadow(tmp_path)
     ours(folder, ROOT, "train", *ON_HOST, "eval.picture=true", "run_dir=on_host")
-    drawn = (
-        folder / "on_host" / "render.log"
-    )  # of the visualizer, which a short run may not wait for
+    # of the visualizer, which a short run may not wait for
+    drawn = folder / "on_host" / "render.log"
     assert not drawn.exists() or "the module of a user" not in drawn.read_text()
 
 

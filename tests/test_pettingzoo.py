@@ -50,9 +50,8 @@ def test_agents_that_leave_are_out_and_their_pay_is_their_own():
     )
     assert [bool(step.truncated.all()) for step in steps] == [False, False, False, True]
     assert not any(step.terminated.any() for step in steps)
-    assert (
-        not steps[3].next_obs[OUT][0, 1] and not steps[3].obs[OUT].any()
-    )  # it bootstraps; a new episode
+    # it bootstraps; a new episode
+    assert not steps[3].next_obs[OUT][0, 1] and not steps[3].obs[OUT].any()
     assert steps[3].obs["obs"][0, 0, 1] == 0 and steps[3].next_obs["obs"][0, 1, 1] == 4
     assert steps[3].episode_return.tolist() == [110.0, 2 + 2 + 4 * 11 + 3 * 20]
     assert env.agents is not None and env.agents().tolist() == [[0, 44, 66], [4, 44, 60]]

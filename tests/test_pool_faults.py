@@ -107,10 +107,11 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
     victim = int(before[0].obs[2, PID])
     assert [int(pid) == victim for pid in before[0].obs[:, PID]] == [False, False, True, True]
     kill(victim)
+    # the worker served both groups: neither may continue from an observation of a lost episode
     for group in (
         0,
         1,
-    ):  # the worker served both groups: neither may continue from an observation of a lost episode
+    ):
         after, expected = step(host, group), step(undisturbed, group)
         np.testing.assert_array_equal(after.next_obs[:2, :PID], expected.next_obs[:2, :PID])
         np.testing.assert_array_equal(after.next_obs[2:], before[group].obs[2:])
@@ -126,9 +127,8 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
         np.testing.assert_array_equal(
             after.episode_return[2:], np.where(over, 0, before[group].episode_return[2:])
         )
-        np.testing.assert_array_equal(
-            after.obs[2:, 1:PID], 0
-        )  # first step of the first episode of a new process
+        # first step of the first episode of a new process
+        np.testing.assert_array_equal(after.obs[2:, 1:PID], 0)
         assert victim not in after.obs[:, PID]
         again = step(host, group)
         np.testing.assert_array_equal(
@@ -175,12 +175,13 @@ def test_by_arrival_workers_are_replaced_too(start):
             served = indices[indices % 4 > 1]
             host.send_to(np.ones(len(served), int), served)
         assert not np.isin([4, 5], np.flatnonzero(lengths)).any() and host.events() == []
+        # so that only the group that hangs is under way
         assert sorted(host.recv_any()[0]) == [
             2,
             3,
             6,
             7,
-        ]  # so that only the group that hangs is under way
+        ]
     indices, result = host.recv_any()
     assert list(indices) == [4, 5] and result.truncated.all() and not result.episode_length.any()
     assert "worker 0 of walk did not answer within 0.2 s" in host.events()[-1] and not alive(
@@ -238,9 +239,8 @@ def test_a_worker_that_hangs_is_replaced(start, tmp_path):
 def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(
     start, how: str, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        parallel, "GRACE_S", IN_TIME_S
-    )  # enough to print the traceback on any machine
+    # enough to print the traceback on any machine
+    monkeypatch.setattr(parallel, "GRACE_S", IN_TIME_S)
     hung = tmp_path / "hung"
     host = start(
         how, num_envs=2, workers=1, num_groups=1, hung=hung, **(SHORT if how == "hang" else {})
@@ -352,9 +352,8 @@ def test_no_worker_and_no_shared_memory_outlives_the_parent(
     _, err = process.communicate(timeout=IN_TIME_S)
     assert gone(pids)
     assert not [path for path in shared if os.path.exists(path)]
-    tracebacks = (
-        1 if how == "raise" or number == signal.SIGINT else 0
-    )  # the parent's, not a worker's
+    # the parent's, not a worker's
+    tracebacks = 1 if how == "raise" or number == signal.SIGINT else 0
     assert err.count("Traceback") == tracebacks, err
 
 

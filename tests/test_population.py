@@ -145,9 +145,8 @@ def test_a_member_that_begins_late_or_waits_computes_the_same(algo):
     late = begun(algo, [4, 4, 4, 4], [RATES[1]] * 4, True)[2]
     state = places.merged(slots, state, late, [False, True, False, False])
     state = ready.run(ready.run(state)[0])[0]
-    waiting = places.take(
-        slots, state, 1
-    )  # it waits in the host's memory, and continues in another slot
+    # it waits in the host's memory, and continues in another slot
+    waiting = places.take(slots, state, 1)
     state = ready.run(state)[0]
     state = places.put(slots, state, {3: waiting})
     for _ in range(4):

@@ -90,10 +90,11 @@ def test_metrics_of_an_actor_update_equal_numpy(discrete):
 
 
 def test_the_global_norm_is_clipped_and_not_each_number():
+    # norms 5 and 0.3
     slopes = [
         [np.float32([3.0, 0.0]), np.float32(4.0)],
         [np.float32([0.1, 0.2]), np.float32(0.2)],
-    ]  # norms 5 and 0.3
+    ]
     params = [jnp.zeros(2), jnp.zeros(())]
     optimizer = make_optimizer("adam")(HYPER._replace(learning_rate=0.1, max_grad_norm=1.0))
     opt_state, adam, want = (
@@ -148,9 +149,8 @@ def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normal
     first = scale_experience(
         data._replace(reward=np.float32([[1.0, -1.0]])), silent, jnp.float32(1.0), True
     ).reward
-    np.testing.assert_array_equal(
-        first, [[10.0, -10.0]]
-    )  # the first reward of a sparse environment does not explode
+    # the first reward of a sparse environment does not explode
+    np.testing.assert_array_equal(first, [[10.0, -10.0]])
     raw = scale_experience(data, statistics, jnp.float32(0.5), False)
     np.testing.assert_allclose(raw.reward, data.reward * 0.5, rtol=1e-6)
 

@@ -243,9 +243,20 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_every_option_trains_saves_and_goes_on(name, discrete, tmp_path):
     def run(steps: int, folder: str, **how: Any) -> jf.Result:
         env = tiny.line(discrete=discrete)
-        return jf.learn(env, jf.ppo(**SMALL, **RUNS[name]), total_steps=steps, eval_episodes=2, **how | dict(
-            run_dir=tmp_path / folder, log="none", num_seeds=2, eval_every=0, checkpoints=jf.Checkpoints(every=64)
-        ))  # fmt: skip
+        return jf.learn(
+            env,
+            jf.ppo(**SMALL, **RUNS[name]),
+            total_steps=steps,
+            eval_episodes=2,
+            **how
+            | dict(
+                run_dir=tmp_path / folder,
+                log="none",
+                num_seeds=2,
+                eval_every=0,
+                checkpoints=jf.Checkpoints(every=64),
+            ),
+        )
 
     whole, first = run(192, "whole"), run(128, "first")
     resumed = run(192, "second", resume=tmp_path / "first")

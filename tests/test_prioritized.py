@@ -192,9 +192,8 @@ def test_what_learning_finds_reaches_replay_a_tick_later(options: GraphOptions):
         ):
             assert n > 0 and np.isfinite(p)
             largest[n, e] = max(p, largest.get((n, e), 0.0))
-        newest = (
-            int(before.private["experience"].buffer.steps) + 2
-        )  # two steps of this tick overwrite older ones
+        # two steps of this tick overwrite older ones
+        newest = int(before.private["experience"].buffer.steps) + 2
         for (n, e), p in largest.items():
             if n - 1 >= newest - slots:
                 np.testing.assert_allclose(

@@ -409,10 +409,9 @@ def learned_reppo(names: tuple[str, ...]) -> Trained:
 
 @cache
 def learned_pqn(names: tuple[str, ...]) -> Trained:
+    # a constant observation is 0 when normalized: the last bias alone learns
     algorithm = pqn(
-        learning_rate=Linear(
-            3e-2, 0.0
-        ),  # a constant observation is 0 when normalized: the last bias alone learns
+        learning_rate=Linear(3e-2, 0.0),
         discount=DISCOUNT,
         epsilon=0.3,
         rollout_length=8,

@@ -159,9 +159,8 @@ def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placemen
     want, reference = one_tick(name, "fused", 1)
     assert largest_difference(got, want) <= 1e-6
     assert largest_difference(dict(metrics), dict(reference)) <= 1e-5  # ratios of small numbers
-    assert (
-        largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4
-    )  # the parameters changed
+    # the parameters changed
+    assert largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4
 
 
 @pytest.mark.parametrize(("name", "shards"), [("ppo", 16), ("sac", 32)])
@@ -178,9 +177,8 @@ def test_more_logical_shards_change_a_tick_on_several_devices_only_by_rounding(n
 
 def test_more_devices_than_logical_shards_are_told_which_key_to_write():
     graph, _ = built("sac", num_envs=64, batch_size=64)
-    placed = placements.data_parallel(
-        graph, range(64)
-    )  # numbers in place of devices, since no machine has that many
+    # numbers in place of devices, since no machine has that many
+    placed = placements.data_parallel(graph, range(64))
     with pytest.raises(
         GraphError,
         match=r"cannot shard the 8 logical shards \(common divisor of 8, .* write shards=64 with",

@@ -175,9 +175,8 @@ def test_resuming_equals_running_through_bit_for_bit(tmp_path, name):
     env, algorithm = make_env(), make_algorithm()
     options = {"total_steps": total_steps, "eval_episodes": 2, **options}
     want = jf.learn(env, algorithm, run_dir=tmp_path / "through", tell=quiet, **options)
-    breaks = (
-        (3, 14) if name == "gymnax, sac, two seeds" else (5,)
-    )  # each start traces again, which takes seconds
+    # each start traces again, which takes seconds
+    breaks = (3, 14) if name == "gymnax, sac, two seeds" else (5,)
     got = interrupted(tmp_path / "broken", env, algorithm, breaks, **options)
     assert_same_state(got, want)
     for file in ("metrics.csv", "evals.csv"):

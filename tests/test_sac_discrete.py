@@ -180,9 +180,8 @@ def test_losses_with_masks_equal_a_walk_through_the_window(memory: bool):
         algorithm.build(SPEC._replace(obs=MANY, action=jf.Discrete(ACTIONS)), 4),
         algorithm.hyper,
     )
-    data = (
-        agent.data if memory else agent.data._replace(sequence_length=1, burn_in=0)
-    )  # as `bind` sets them
+    # as `bind` sets them
+    data = agent.data if memory else agent.data._replace(sequence_length=1, burn_in=0)
     nets = {
         "critic": agent.parts["critic"].networks["q"],
         "actor": agent.parts["actor"].networks["policy"],

@@ -456,9 +456,8 @@ def test_every_field_of_a_spec_survives_its_file():
         assert any(getattr(spec, field) is not default for spec in made.values()), field
     for spec in made.values():
         again = spec_from_json(json.loads(json.dumps(spec_to_json(spec))))
-        for field in (
-            set(EnvSpec._fields) - functions - {"obs", "action", "arguments"}
-        ):  # what made it is in the run's folder
+        # what made it is in the run's folder
+        for field in set(EnvSpec._fields) - functions - {"obs", "action", "arguments"}:
             assert getattr(again, field) == getattr(spec, field), field
         assert str(again.action) == str(spec.action)
         for one, other in zip(jax.tree.leaves(again.obs), jax.tree.leaves(spec.obs), strict=True):
@@ -558,9 +557,8 @@ def test_random_compiled_environments_train_and_their_policies_are_called_by_nam
     batch = jax.tree.map(lambda x: x[None], obs)
     policy = result.policy
     wanted, _ = policy.act_arrays(policy.params, (), batch, np.ones(1, bool), jax.random.key(0))
-    renamed = dict(
-        reversed(jax.tree.map(np.asarray, obs).items())
-    )  # another order of the same names
+    # another order of the same names
+    renamed = dict(reversed(jax.tree.map(np.asarray, obs).items()))
     assert (
         policy(renamed) == wanted[0]
         and policy.act(policy.params, (), batch, np.ones(1, bool), None)[0] == wanted

@@ -187,9 +187,8 @@ def test_this_version_has_the_flags_with_which_tests_compile_fast(flag: str):
 
 def test_tests_are_compiled_by_the_older_code_for_fused_operations():
     text = jax.jit(lambda x: jnp.tanh(x).sum()).lower(jnp.ones(1_000)).compile().as_text()
-    assert (
-        "tanh" in text and "wrapped_" not in text
-    )  # the newer code makes a fusion of each operation
+    # the newer code makes a fusion of each operation
+    assert "tanh" in text and "wrapped_" not in text
 
 
 def test_programs_found_on_disk_are_told_of():

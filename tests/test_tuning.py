@@ -472,10 +472,11 @@ def test_something_lags_only_where_that_is_clearly_faster_and_is_remembered(
         "auto" if overlap == "none" else "actor_critic",
     )
     assert len(told) == 1 and told[0].startswith(f"overlap=auto: {overlap}")
+    # not the autotuner's
     assert (
         tuning_cache.look_up_free(tuning_cache.make_key(compose(SAC), tuning_cache.cpu_device()))
         is None
-    )  # not the autotuner's
+    )
 
 
 def test_overlap_auto_without_a_finding_and_without_leave_to_measure_changes_nothing(empty: Path):

@@ -104,9 +104,8 @@ def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: p
     record = Record()
     width_sweep.run_knobs(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.own is not None and record.width is not None and record.best is record.width
-    assert (
-        record.best.value == 128
-    )  # as first measured; later, it was slower than the requested configuration
+    # as first measured; later, it was slower than the requested configuration
+    assert record.best.value == 128
     assert record.own.value == ASKED.num_envs and {record.own.value, 128} <= set(machine.turns[0])
     in_turn = [row for row in record.rows if row.in_turn]
     assert sorted(row.value for row in in_turn) == sorted(machine.turns[0])

@@ -58,12 +58,10 @@ def refused_words(text: str) -> list[str]:
         The words, in order.
     """
     text = re.sub(r"^( *)(```|~~~).*?^\1\2", "", text, flags=re.M | re.S)
-    text = re.sub(
-        r"^ +\*{0,2}\w+:", "", text, flags=re.M
-    )  # names of arguments and fields are not prose
-    text = re.sub(
-        r"\b\w+(?:\.\w+)+|\b\w+=\S*|'\w+'", "", text
-    )  # nor are dotted names, options and quoted names
+    # names of arguments and fields are not prose
+    text = re.sub(r"^ +\*{0,2}\w+:", "", text, flags=re.M)
+    # nor are dotted names, options and quoted names
+    text = re.sub(r"\b\w+(?:\.\w+)+|\b\w+=\S*|'\w+'", "", text)
     text = re.sub(
         r"``.+?``|`[^`]*`|\]\([^)]*\)|https?://\S+|“[^”]*”|^ *>.*?$", "", text, flags=re.M | re.S
     )
@@ -83,9 +81,8 @@ def prose_of(path: Path) -> list[tuple[int, str]]:
     in_f_strings = {
         id(value) for node in nodes if isinstance(node, ast.JoinedStr) for value in node.values
     }
-    if (
-        path.parent == Path(__file__).parent
-    ):  # other strings of a test are its data, and messages of other packages
+    # other strings of a test are its data, and messages of other packages
+    if path.parent == Path(__file__).parent:
         nodes = [node.value for node in nodes if isinstance(node, ast.Expr)]
     for node in nodes:
         if isinstance(node, ast.JoinedStr):

@@ -229,9 +229,8 @@ def main(words: list[str]) -> int:
         for line in todo:
             begin = time.perf_counter()
             try:
-                with (
-                    tempfile.TemporaryDirectory() as copy
-                ):  # a command may leave another runs/latest behind
+                # a command may leave another runs/latest behind
+                with tempfile.TemporaryDirectory() as copy:
                     run_command(
                         line, Path(shutil.copytree(name, copy, symlinks=True, dirs_exist_ok=True))
                     )

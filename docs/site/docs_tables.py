@@ -157,9 +157,8 @@ def coverage() -> str:
                 else None
             )
             runs = any(takes(name, action, agents) for action in actions)
-            runs &= not (
-                suite == "atari" and ALGORITHMS[name]().needs_data
-            )  # there is no data of images
+            # there is no data of images
+            runs &= not (suite == "atari" and ALGORITHMS[name]().needs_data)
             picture = learned.get((name, suite))
             cells.append(
                 f"[●](../experiments/results/{picture}.png)" if picture else "○" if runs else "–"

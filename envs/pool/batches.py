@@ -378,48 +378,69 @@ def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> Po
         options = options._replace(
             num_groups=default_groups(num_envs, num_seeds, options.workers, options.order)
         )
-    num_groups: Any = options.num_groups
-    check_groups(num_envs, num_groups)
-    workers, size = options.workers, num_envs * num_seeds // num_groups
-    if workers != "auto" and not (type(workers) is int and workers >= 0):
-        raise ValueError(
-            f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes"
-        )
+    assert options.num_groups is not None
+    check_groups(num_envs, options.num_groups)
+    _check_choices(options)
+    group_size = num_envs * num_seeds // options.num_groups
     if options.bridge == "worker":
-        size *= num_groups  # workers share the environments of all groups
-    if workers != "auto" and int(workers) > size:
-        raise ValueError(
-            f"pool.workers={workers}: a group has {size} environments: write at most {size}"
-        )
-    if options.order not in ("fixed", "arrival"):
-        raise ValueError(f"pool.order={options.order}: write fixed or arrival")
-    if options.order == "arrival" and options.bridge == "worker":
-        raise ValueError(
-            "pool.order=arrival serves single steps, and pool.bridge=worker whole rollouts: leave one out"
-        )
+        group_size *= options.num_groups  # workers share the environments of all groups
+    _check_workers(options.workers, group_size)
+    if options.order == "arrival":
+        _check_arrival(options, num_seeds, group_size)
     if options.backend == "envpool" and options.bridge == "worker":
         raise ValueError(
             "pool.bridge=worker needs environments in Python: write pool.backend=workers"
         )
-    if options.order == "arrival" and num_seeds > 1:
-        raise ValueError(
-            f"num_seeds={num_seeds}: pool.order=arrival serves one: write pool.order=fixed"
-        )
-    if options.order == "arrival" and workers == 0:
-        raise ValueError(
-            "pool.order=arrival needs worker processes: write pool.workers=auto or at least 1"
-        )
-    if options.order == "arrival" and workers != "auto" and size % int(workers):
-        raise ValueError(
-            f"pool.order=arrival: {workers} workers do not divide a group of {size} environments evenly"
-        )
+    return options
+
+
+def _check_choices(options: PoolOptions) -> None:
+    allowed = {
+        "order": ("fixed", "arrival"),
+        "backend": ("workers", "envpool"),
+        "bridge": ("host", "callback", "worker"),
+        "out_of_space": ("stop", "count"),
+    }
+    for name, choices in allowed.items():
+        value = getattr(options, name)
+        if value not in choices:
+            *others, last = choices
+            raise ValueError(f"pool.{name}={value}: write {', '.join(others)} or {last}")
     timeout_s = options.step_timeout_s
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise ValueError(f"pool.step_timeout_s={timeout_s}: write seconds, such as 60")
-    if options.backend not in ("workers", "envpool"):
-        raise ValueError(f"pool.backend={options.backend}: write workers or envpool")
-    if options.bridge not in ("host", "callback", "worker"):
-        raise ValueError(f"pool.bridge={options.bridge}: write host, callback or worker")
-    if options.out_of_space not in ("stop", "count"):
-        raise ValueError(f"pool.out_of_space={options.out_of_space}: write stop or count")
-    return options
+
+
+def _check_workers(workers: Any, group_size: int) -> None:
+    if workers == "auto":
+        return
+    if not (type(workers) is int and workers >= 0):
+        raise ValueError(
+            f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes"
+        )
+    if workers > group_size:
+        raise ValueError(
+            f"pool.workers={workers}: a group has {group_size} environments: "
+            f"write at most {group_size}"
+        )
+
+
+def _check_arrival(options: PoolOptions, num_seeds: int, group_size: int) -> None:
+    if options.bridge == "worker":
+        raise ValueError(
+            "pool.order=arrival serves single steps, and pool.bridge=worker whole rollouts: "
+            "leave one out"
+        )
+    if num_seeds > 1:
+        raise ValueError(
+            f"num_seeds={num_seeds}: pool.order=arrival serves one: write pool.order=fixed"
+        )
+    if options.workers == 0:
+        raise ValueError(
+            "pool.order=arrival needs worker processes: write pool.workers=auto or at least 1"
+        )
+    if options.workers != "auto" and group_size % int(options.workers):
+        raise ValueError(
+            f"pool.order=arrival: {options.workers} workers do not divide a group of "
+            f"{group_size} environments evenly"
+        )

@@ -189,9 +189,8 @@ class Crew:
 
     def close(self) -> None:
         """End all workers."""
-        if (
-            not self.workers or os.getpid() != self.owner
-        ):  # a fork of the parent must leave the workers alone
+        # a fork of the parent must leave the workers alone
+        if not self.workers or os.getpid() != self.owner:
             return
         for worker in self.workers:
             self.order(worker.index, END)

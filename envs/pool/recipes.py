@@ -72,9 +72,8 @@ def build_env(
     """
     if str(spec.entry_point).startswith("ale_py"):
         ale_py = import_module("ale_py")
-        ale_py.ALEInterface.setLoggerMode(
-            ale_py.LoggerMode.Error
-        )  # else each process prints a banner
+        # else each process prints a banner
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     with (
         _quiet_mujoco()
         if str(spec.entry_point).startswith("gymnasium.envs.mujoco")
@@ -161,9 +160,8 @@ class LifeLoss(gymnasium.Wrapper):
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
         self.over = terminated or truncated
-        lost = (
-            0 < lives < self.lives and not self.over
-        )  # some games end a few steps after the last life
+        # some games end a few steps after the last life
+        lost = 0 < lives < self.lives and not self.over
         self.lives, self.last = lives, obs
         return obs, reward, terminated or lost, truncated, {**info, GOES_ON: True} if lost else info
 

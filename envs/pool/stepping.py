@@ -4,6 +4,7 @@ arrays. No JAX.
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -399,78 +400,130 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
         PoolError: An environment raised an error. The message ends with the environment's
             traceback.
     """
-    envs: dict[int, gymnasium.Env] = {}
-    steps: list[Callable] = [_not_ours] * len(arrays.seed)
-    returns, lengths = np.zeros(len(arrays.seed)), np.zeros(len(arrays.seed), np.int32)
-    goes_on, success = np.zeros(len(arrays.seed), bool), np.full(len(arrays.seed), UNTOLD, np.int8)
-    running, agents = np.zeros((2, len(arrays.seed), host_spec.num_agents or 0), np.float32)
-    write, decode, kinds = host_spec.observe.write, host_spec.act.decode, host_spec.metrics
-    metrics = make_measuring(kinds, arrays)
-    # Not by iteration, which gives scalars instead of arrays without axes.
-    obs_rows, final_rows = (
-        [rows[i, ...] for i in range(len(rows))] for rows in (arrays.obs, arrays.final_obs)
+    rows = _make_rows(host_spec, arrays, owned)
+
+    def close() -> None:
+        while rows.envs:
+            rows.envs.popitem()[1].close()
+
+    return Stepper(
+        reset=partial(_reset, host_spec, arrays, rows),
+        step=_make_step(host_spec, arrays, rows),
+        close=close,
+        success=rows.success,
+        agents=rows.agents,
+        inside=Inside(rows.envs, rows.returns, rows.lengths, rows.metrics),
     )
 
-    def make_all() -> None:
-        for i in owned:
-            try:
-                envs[i] = host_spec.make()
-            except (Exception, SystemExit) as error:
-                raise describe_failure(error, host_spec.name, i, "making it") from error
-            steps[i] = envs[i].step
 
-    def reset() -> None:
-        for i in owned:
-            try:
-                write(obs_rows[i], envs[i].reset(seed=int(arrays.seed[i]))[0])
-            except (Exception, SystemExit) as error:
-                raise describe_failure(
-                    error, host_spec.name, i, f"reset, seed {arrays.seed[i]}"
-                ) from error
-        returns[:], lengths[:], running[:] = 0.0, 0, 0.0
-        metrics.clear()
+class _Rows(NamedTuple):
+    """The environments of a process and their running episodes, by row of the shared arrays.
 
-    def step(rows: slice) -> None:
-        arrays.terminated[rows] = arrays.truncated[rows] = False
+    Attributes:
+        envs: Environments that this process steps.
+        steps: Their functions ``step``; others raise an error.
+        obs: Rows of the observations.
+        final_obs: Rows of the terminal observations.
+        returns: Returns so far.
+        lengths: Lengths so far.
+        goes_on: Whether the end of an episode is not that of a game (`GOES_ON`).
+        success: Success of the last episode.
+        agent_returns: Returns of each agent so far.
+        agents: Returns of each agent in the last episode.
+        metrics: Metrics of the environment.
+    """
+
+    envs: dict[int, gymnasium.Env]
+    steps: list[Callable]
+    obs: list[np.ndarray]
+    final_obs: list[np.ndarray]
+    returns: np.ndarray
+    lengths: np.ndarray
+    goes_on: np.ndarray
+    success: np.ndarray
+    agent_returns: np.ndarray
+    agents: np.ndarray
+    metrics: "Measuring"
+
+
+def _make_rows(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -> _Rows:
+    count = len(arrays.seed)
+    agent_returns, agents = np.zeros((2, count, host_spec.num_agents or 0), np.float32)
+    envs: dict[int, gymnasium.Env] = {}
+    steps: list[Callable] = [_not_ours] * count
+    for i in owned:
+        try:
+            envs[i] = host_spec.make()
+        except (Exception, SystemExit) as error:
+            raise describe_failure(error, host_spec.name, i, "making it") from error
+        steps[i] = envs[i].step
+    return _Rows(
+        envs=envs,
+        steps=steps,
+        # Not by iteration, which gives scalars instead of arrays without axes.
+        obs=[arrays.obs[i, ...] for i in range(len(arrays.obs))],
+        final_obs=[arrays.final_obs[i, ...] for i in range(len(arrays.final_obs))],
+        returns=np.zeros(count),
+        lengths=np.zeros(count, np.int32),
+        goes_on=np.zeros(count, bool),
+        success=np.full(count, UNTOLD, np.int8),
+        agent_returns=agent_returns,
+        agents=agents,
+        metrics=make_measuring(host_spec.metrics, arrays),
+    )
+
+
+def _reset(host_spec: HostEnvSpec, arrays: Arrays, rows: _Rows) -> None:
+    for i, env in rows.envs.items():
+        try:
+            host_spec.observe.write(rows.obs[i], env.reset(seed=int(arrays.seed[i]))[0])
+        except (Exception, SystemExit) as error:
+            where = f"reset, seed {arrays.seed[i]}"
+            raise describe_failure(error, host_spec.name, i, where) from error
+    rows.returns[:], rows.lengths[:], rows.agent_returns[:] = 0.0, 0, 0.0
+    rows.metrics.clear()
+
+
+def _make_step(host_spec: HostEnvSpec, arrays: Arrays, rows: _Rows) -> Callable[[slice], None]:
+    write, decode = host_spec.observe.write, host_spec.act.decode
+    has_metrics, metrics = bool(host_spec.metrics), rows.metrics
+
+    def step(part: slice) -> None:
+        arrays.terminated[part] = arrays.truncated[part] = False
         rewards = list[Any]()
         try:
             for step_one, row, action in zip(
-                steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True
+                rows.steps[part], rows.obs[part], decode(arrays.action[part]), strict=True
             ):
                 obs, reward, terminated, truncated, info = step_one(action)
-                if kinds:
-                    metrics.add(rows.start + len(rewards), info)
+                if has_metrics:
+                    metrics.add(part.start + len(rewards), info)
                 if terminated or truncated:
-                    obs = end(rows.start + len(rewards), obs, terminated, info)
+                    obs = end(part.start + len(rewards), obs, terminated, info)
                 write(row, obs)
                 rewards.append(reward)
-            arrays.reward[rows] = rewards
+            arrays.reward[part] = rewards
         except (Exception, SystemExit) as error:
-            i = min(rows.start + len(rewards), rows.stop - 1)
-            where = f"step {lengths[i] + 1} of an episode, seed {arrays.seed[i]}"
+            i = min(part.start + len(rewards), part.stop - 1)
+            where = f"step {rows.lengths[i] + 1} of an episode, seed {arrays.seed[i]}"
             raise describe_failure(error, host_spec.name, i, where) from error
         if host_spec.num_agents is not None:
-            add_up_each(arrays, rows, running, agents)
-        add_up(arrays, rows, returns, lengths, goes_on)
+            add_up_each(arrays, part, rows.agent_returns, rows.agents)
+        add_up(arrays, part, rows.returns, rows.lengths, rows.goes_on)
         if host_spec.clip_rewards:
-            np.sign(arrays.reward[rows], out=arrays.reward[rows])
+            np.sign(arrays.reward[part], out=arrays.reward[part])
 
     def end(i: int, obs: Any, terminated: Any, info: dict) -> Any:
         """Write the terminal observation and success of an episode, and reset the environment."""
         arrays.terminated[i], arrays.truncated[i] = terminated, not terminated
-        goes_on[i] = GOES_ON in info
-        success[i] = told_success(info)
-        if kinds and not goes_on[i]:
+        rows.goes_on[i] = GOES_ON in info
+        rows.success[i] = told_success(info)
+        if has_metrics and not rows.goes_on[i]:
             metrics.end(i)
-        write(final_rows[i], obs)
-        return envs[i].reset()[0]
+        write(rows.final_obs[i], obs)
+        return rows.envs[i].reset()[0]
 
-    def close() -> None:
-        while envs:
-            envs.popitem()[1].close()
-
-    make_all()
-    return Stepper(reset, step, close, success, agents, Inside(envs, returns, lengths, metrics))
+    return step
 
 
 def told_success(info: dict) -> int:
@@ -504,9 +557,8 @@ def reader_of(names: Iterable[str]) -> Callable[[dict], Sequence[float]]:
         ``(info) -> values``; NaN for a metric that is missing or no number.
     """
     wanted = list(names)
-    take = (
-        itemgetter(*wanted, *wanted[:1]) if wanted else lambda info: ()
-    )  # of a single name it gives no tuple
+    # of a single name it gives no tuple
+    take = itemgetter(*wanted, *wanted[:1]) if wanted else lambda info: ()
 
     def read(info: dict) -> Sequence[float]:
         try:

@@ -297,9 +297,8 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
     try:
         given: WorkerJob = pickle.loads(job)
         for fd in (words_fd, lifeline_fd, given.memory, *given.signals, *given.rollouts):
-            os.set_inheritable(
-                fd, False
-            )  # processes that an environment starts must not hold them open
+            # processes that an environment starts must not hold them open
+            os.set_inheritable(fd, False)
         arrays = place(given.fields, mmap.mmap(given.memory, 0))
         stepper, host_spec = _stepper(given, arrays, index)
         _serve(stepper, host_spec, arrays, given, index, lifeline_fd)

@@ -232,9 +232,8 @@ def solve(name: str, steps: str, seeds: str, evaluations: str) -> None:
             value = float(evaluate(setup, loop.params, jax.random.key(10_000 + number)))
             values, seconds = curve[number]
             curve[number] = [*values, value], seconds + time.perf_counter() - begun
-            print(
-                name, seed, number * per_iteration, value, flush=True
-            )  # to standard error: see `worker`
+            # to standard error: see `worker`
+            print(name, seed, number * per_iteration, value, flush=True)
     points = [(number * per_iteration, *point) for number, point in curve.items()]
     say({"curve": points, "seconds": time.perf_counter() - since})
 

@@ -74,9 +74,8 @@ class Junction:
         """Do nothing: no resource is open."""
 
     def _all(self, obs: list[list[float]]) -> dict[int, np.ndarray]:
-        return dict.fromkeys(
-            self.possible_agents, np.array(obs[0], np.float32)
-        )  # the same list for every car
+        # the same list for every car
+        return dict.fromkeys(self.possible_agents, np.array(obs[0], np.float32))
 
 
 def agent_of(spec: EnvSpec, num_envs: int, **sizes: int) -> BoundAgent:

@@ -21,9 +21,8 @@ from typing import Any  # noqa: E402
 import jax  # noqa: E402
 
 if len(sys.argv) > 3:
-    jax.config.update(
-        "jax_num_cpu_devices", int(sys.argv[3])
-    )  # before EvoRL's modules make their first array
+    # before EvoRL's modules make their first array
+    jax.config.update("jax_num_cpu_devices", int(sys.argv[3]))
 
 STEPS_PER_EXCHANGE, ITERATIONS, EPISODES = 4096, 25, 128
 shard_map = jax.shard_map
@@ -43,6 +42,7 @@ from evorl.algorithms.meta.pbt import PBTWorkflow  # noqa: E402
 from evorl.recorders import Recorder  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
+# not read: PBTWorkflow makes its own Adam, which does not clip
 PPO = dict(
     workflow_cls="evorl.algorithms.ppo.PPOWorkflow",
     num_envs=4,
@@ -58,9 +58,7 @@ PPO = dict(
     num_eval_envs=16,
     eval_episodes=16,
     loss_weights=dict(actor_loss=1.0, critic_loss=0.5, actor_entropy=-0.01),
-    optimizer=dict(
-        lr=3e-4, grad_clip_norm=10.0
-    ),  # not read: PBTWorkflow makes its own Adam, which does not clip
+    optimizer=dict(lr=3e-4, grad_clip_norm=10.0),
     agent_network=dict(
         actor_hidden_layer_sizes=[256, 256],
         critic_hidden_layer_sizes=[256, 256],

@@ -39,9 +39,8 @@ def brax_sac(id: str, seed: int, steps: int, every: int) -> list[tuple[int, floa
 
     settings = dict(dm_control_suite_params.brax_sac_config(id))
     sizes = settings.pop("network_factory", {})
-    settings.pop(
-        "num_resets_per_eval", None
-    )  # brax's SAC has no such option, and resets in each episode
+    # brax's SAC has no such option, and resets in each episode
+    settings.pop("num_resets_per_eval", None)
     settings |= {
         "num_timesteps": steps,
         "num_evals": steps // every + 1,

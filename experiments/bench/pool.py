@@ -165,9 +165,8 @@ def gymnasium_vector(host_spec: HostEnvSpec, num_envs: int, kind: str) -> Conten
         vector = gymnasium.vector.SyncVectorEnv(makers)
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # JAX is imported, not running: its warning of forks does not matter here
+            # JAX is imported, not running: its warning of forks does not matter here
+            warnings.simplefilter("ignore")
             vector = gymnasium.vector.AsyncVectorEnv(makers)
     vector.reset(seed=0)
     ended = np.zeros(num_envs, bool)

@@ -345,9 +345,8 @@ def main(words: Sequence[str]) -> int:
     if given.list:
         print("\n".join(f"{broken.name:48}{broken.file}  {broken.test}" for broken in chosen))
         return 0
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # ends the tests and removes the copy
+    # ends the tests and removes the copy
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-breaks-") as name:
         return make_all(chosen, copy_tree(Path(name) / "tree"), given)
 

@@ -23,9 +23,8 @@ import numpy as np
 
 import jaxrl_fast as jf
 
-sys.path.append(
-    str(Path(__file__).parent)
-)  # last: this folder must hide nothing of the other commit
+# last: this folder must hide nothing of the other commit
+sys.path.append(str(Path(__file__).parent))
 
 from same_numbers_jobs import JOBS, Job, algorithm, total_steps
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+# this file has mjlab's name
 sys.path = [
     str(HERE.parent),
     *(path for path in sys.path if path != str(HERE)),
-]  # this file has mjlab's name
+]
 
 RESULT = HERE.parent / "results" / "mjlab.json"
 TASK, NUM_ENVS = "Mjlab-Cartpole-Balance", 64

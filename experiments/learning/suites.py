@@ -75,9 +75,8 @@ ROWS = [
 def ours(row: Row, algo: str, seed: int, core: int) -> dict[str, Any]:
     """Make a run of ours; return its curve of (steps, mean return of an evaluation) and its rates."""
     words = [f"env={row.suite}", f"env.id={row.id}", f"algo={algo}", f"seed={seed}", "devices=1"]
-    words += [
-        word for word in row.words if (algo, word) != ("pqn", "eval.sample=true")
-    ]  # it has no distribution
+    # it has no distribution
+    words += [word for word in row.words if (algo, word) != ("pqn", "eval.sample=true")]
     words += [
         f"total_steps={row.steps}",
         f"eval.every={row.steps // EVALUATIONS}",

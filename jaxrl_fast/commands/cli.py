@@ -99,26 +99,7 @@ def main(
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or … shows the rest
     try:
-        for word in words:
-            if any(
-                "\udc80" <= letter <= "\udcff" for letter in word
-            ):  # bytes that Python could not decode
-                raise ConfigError(f"{word.encode(errors='replace').decode()}: {lacking_letters()}")
-        if {"-h", "--help"} & set(words):
-            print(
-                help_text()
-                if help_text
-                else train_help([word for word in words if not word.startswith("-")])
-            )
-            return 0
-        if "--version" in words:
-            print(version_line())
-            return 0
-        if {"-m", "--multirun"} & set(words):
-            if command != "train":
-                raise ConfigError(f"--multirun is for training: run {command} once for each run")
-            return multirun(command, [word for word in words if word not in ("-m", "--multirun")])
-        return run(words) or 0
+        return _dispatch(command, run, words, help_text)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has ended, such as head
@@ -140,6 +121,30 @@ def main(
         except ValueError as missing:
             return fail(missing)
         raise
+
+
+def _dispatch(
+    command: str,
+    run: Callable[[list[str]], int | None],
+    words: list[str],
+    help_text: Callable[[], str] | None,
+) -> int:
+    """Print the help or the version, or run the command, or its sweep."""
+    for word in words:
+        if any("\udc80" <= letter <= "\udcff" for letter in word):  # Python could not decode it
+            raise ConfigError(f"{word.encode(errors='replace').decode()}: {lacking_letters()}")
+    if {"-h", "--help"} & set(words):
+        plain_words = [word for word in words if not word.startswith("-")]
+        print(help_text() if help_text else train_help(plain_words))
+        return 0
+    if "--version" in words:
+        print(version_line())
+        return 0
+    if {"-m", "--multirun"} & set(words):
+        if command != "train":
+            raise ConfigError(f"--multirun is for training: run {command} once for each run")
+        return multirun(command, [word for word in words if word not in ("-m", "--multirun")])
+    return run(words) or 0
 
 
 def fail(error: Exception, message: str | None = None) -> int:

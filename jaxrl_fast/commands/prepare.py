@@ -188,9 +188,8 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     Returns:
         The settings, and the reason of the placement.
     """
-    envs.resolve(
-        run.env, dict(run.env_options)
-    )  # refuses unknown names before anything slow starts
+    # refuses unknown names before anything slow starts
+    envs.resolve(run.env, dict(run.env_options))
     finding = remembered(run, tuning_cache.cpu_device()) if look_up else None
     choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
     if run.placement == machine.AUTO:

@@ -381,55 +381,81 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     ):
         values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
         sources["num_envs"] += "" if auto_width else f", {FOLLOWS_STEPS}"
-    between = [
-        name
-        for name in ("eval.share", "stop.return")
-        if values[name] is not None and values[name] is not False
-    ]
-    if between and "eval.beside" not in (given.values if between[-1] in given.values else sources):
-        values["eval.beside"], sources["eval.beside"] = False, f"follows {between[-1]}"
+    _evaluate_between_chunks(values, sources, given)
     _check_env(env, values)
     _check_effects(env, given, values)
-    named = "pool.bridge" in given.values
-    if placement == WORKER_ACTING and may_be_host(env):
-        if named and values["pool.bridge"] != "worker":
-            raise ConfigError(
-                f"pool.bridge={values['pool.bridge']}: placement={WORKER_ACTING} has pool.bridge=worker: leave one out"
-            )
-        values["pool.bridge"], sources["pool.bridge"] = "worker", FOLLOWS_PLACEMENT
-    elif (
-        placed and not named and values["pool.bridge"] == "worker"
-    ):  # of a file, whose placement is replaced
-        values["pool.bridge"], sources["pool.bridge"] = "host", FOLLOWS_PLACEMENT
+    _set_bridge(env, placement, values, sources, given, placed=placed)
     if "/" in (values["name"] or ""):
         raise ConfigError(
             f"name={values['name']}: it is part of a folder's name, so write it without a slash"
         )
-    tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None
     chosen = {
-        "tuned_file": tuned_file,
+        "tuned_file": tuned_values.source.removeprefix("config/").removesuffix(": ") or None,
         "requeued": requeued,
         "auto_width": auto_width,
         "auto_overlap": auto_overlap,
+        "sources": sources,
     }
-    run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
+    run = _make_run(env, algo, placement, values, chosen)
     check_stop(run.stop.return_, run.eval)
-    needed = [
-        f"algo.{name}" for name, value in run.algo_options.items() if value == REQUIRED and complete
+    if complete:
+        _require_options(run)
+    _name_followed(run, values)
+    return run
+
+
+def _evaluate_between_chunks(values: dict[str, Any], sources: dict[str, str], given: Layer) -> None:
+    """Turn off ``eval.beside`` for settings that need evaluations between chunks."""
+    needing = [
+        name
+        for name in ("eval.share", "stop.return")
+        if values[name] is not None and values[name] is not False
     ]
+    if not needing:
+        return
+    setting = needing[-1]
+    if "eval.beside" not in (given.values if setting in given.values else sources):
+        values["eval.beside"], sources["eval.beside"] = False, f"follows {setting}"
+
+
+def _set_bridge(
+    env: str,
+    placement: str,
+    values: dict[str, Any],
+    sources: dict[str, str],
+    given: Layer,
+    *,
+    placed: bool,
+) -> None:
+    """Set ``pool.bridge`` to the placement; ``placed``: the command line has one."""
+    named = "pool.bridge" in given.values
+    if placement == WORKER_ACTING and may_be_host(env):
+        if named and values["pool.bridge"] != "worker":
+            raise ConfigError(
+                f"pool.bridge={values['pool.bridge']}: placement={WORKER_ACTING} has "
+                "pool.bridge=worker: leave one out"
+            )
+        values["pool.bridge"], sources["pool.bridge"] = "worker", FOLLOWS_PLACEMENT
+    elif placed and not named and values["pool.bridge"] == "worker":
+        # It is of a file, whose placement is replaced.
+        values["pool.bridge"], sources["pool.bridge"] = "host", FOLLOWS_PLACEMENT
+
+
+def _require_options(run: Run) -> None:
+    """Check that a user's algorithm has all arguments that it requires."""
+    needed = [f"algo.{name}" for name, value in run.algo_options.items() if value == REQUIRED]
     if needed:
         raise ConfigError(
-            f"algo.make={algo} needs {needed[0]}: write a value, as in {needed[0]}=..."
+            f"algo.make={run.algo} needs {needed[0]}: write a value, as in {needed[0]}=..."
         )
-    found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
-    run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
-    run.sources.update(
-        (name, "follows num_envs") for name in ("pool.num_groups",) if values[name] is None
-    )
-    run.sources.update(
-        (name, FOLLOWS_STEPS) for name in ("eval.every", "checkpoint.every") if values[name] is None
-    )
-    return run
+
+
+def _name_followed(run: Run, values: Mapping[str, Any]) -> None:
+    """Add the origins of settings that follow others, since nothing set them."""
+    follows = {f"algo.{n}": FOLLOWS for n, value in run.algo_options.items() if value is not None}
+    follows["pool.num_groups"] = "follows num_envs"
+    follows |= dict.fromkeys(("eval.every", "checkpoint.every"), FOLLOWS_STEPS)
+    run.sources.update((name, text) for name, text in follows.items() if values[name] is None)
 
 
 SELECTED = ("id", "game", "make", "num_envs", "num_seeds", "pool")

@@ -504,9 +504,8 @@ def to_minari(dataset: Dataset, name: str, spec: EnvSpec, env_id: str | None = N
         observation_space=_space(spaces, spec.obs), action_space=_action_space(spaces, spec.action)
     )
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # it asks for a link to code and for an address
+        # it asks for a link to code and for an address
+        with warnings.catch_warnings(action="ignore"):
             minari.create_dataset_from_buffers(name, episodes, author="jaxrl_fast", **facts)
     except (ValueError, AssertionError) as error:
         raise ValueError(f"out={MINARI}{name}: Minari refuses it: {error}") from error

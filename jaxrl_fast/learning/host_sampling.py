@@ -96,9 +96,10 @@ def host_sampler(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) ->
     """
     make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
     if env.bridge == "worker":
+        # needs gymnasium
         from jaxrl_fast.learning.worker_sampling import (
             worker_sample_fragment as make_sample,
-        )  # needs gymnasium
+        )
     return make_sample(env, agent, rollout_shapes)
 
 
@@ -121,9 +122,8 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     axis, length = env_axis(env), agent.rollout_length
     rows = _slices(env.num_envs, env.num_groups)
     groups = range(env.num_groups)
-    turns = (
-        [[group] for group in groups] if env.overlaps else [list(groups)]
-    )  # groups whose actions one call computes
+    # groups whose actions one call computes
+    turns = [[group] for group in groups] if env.overlaps else [list(groups)]
     act = over_slices(
         env,
         _remembering(make_act(agent), agent.experience.memory_every),
@@ -265,9 +265,8 @@ def _device_sample_fragment(
             action, sent, carry, extras = decide(inputs, carry, before, extras, key, hyper, t)
             stored, before, totals = record(stored, t, before, action, simulator.step(sent), totals)
         running["totals"] = totals
-        jax.block_until_ready(
-            before
-        )  # an evaluation may step the simulator next, which overwrites its arrays
+        # an evaluation may step the simulator next, which overwrites its arrays
+        jax.block_until_ready(before)
         rollout = stored[0]._replace(extras=extras)
         steps = np.int32(env.steps() % MAX_STEPS)
         return HostSamplerState(steps, *before, carry), {"rollout": rollout}, measure(*stored)
@@ -538,9 +537,8 @@ def as_rollout(
         record.first,
         extras,
     )
-    done = (step.terminated | step.truncated) & (
-        step.episode_length > 0
-    )  # no steps that a lost worker did not make
+    # no steps that a lost worker did not make
+    done = (step.terminated | step.truncated) & (step.episode_length > 0)
     real = [
         x
         for x in jax.tree.leaves((step.next_obs, step.reward))
@@ -662,9 +660,8 @@ def arrival_sample_fragment(
 
         def ask(indices: np.ndarray) -> None:
             nonlocal calls
-            padded = np.resize(
-                indices, batch
-            )  # one compiled program for any number of environments
+            # one compiled program for any number of environments
+            padded = np.resize(indices, batch)
             seen = jax.tree.map(lambda x: x[padded], (carry, now.obs, now.first))
             action, after, more = jax.device_get(act(inputs, *seen, key, hyper, calls))
             calls += 1

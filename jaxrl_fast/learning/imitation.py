@@ -192,9 +192,8 @@ def taught_part(agent: Agent, space: Actions, name: str, network: str) -> Part:
     """
     part, data = agent.parts[name], agent.data
     policy = part.networks[network]
-    alone = (
-        sum(len(other.networks) for other in agent.parts.values()) == 1
-    )  # its other heads learn from the start
+    # its other heads learn from the start
+    alone = sum(len(other.networks) for other in agent.parts.values()) == 1
 
     def outputs_of(params: PyTree, batch: Any) -> tuple[Any, PyTree]:
         if isinstance(data, OnPolicy):

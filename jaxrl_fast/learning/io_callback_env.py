@@ -175,19 +175,23 @@ def _make_reset(host: HostEnv, failures: list[Exception]) -> Any:
 
 
 def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
-    flag, together = jax.ShapeDtypeStruct((host.num_envs,), bool), as_one_group(host)
-    real, whole = (
-        jax.ShapeDtypeStruct(flag.shape, jnp.float32),
-        jax.ShapeDtypeStruct(flag.shape, jnp.int32),
-    )
+    together, kinds = as_one_group(host), host.spec.metrics
+
+    def each(dtype: Any, *shape: int) -> Any:
+        return jax.ShapeDtypeStruct((host.num_envs, *shape), dtype)
+
     obs = _like(host, host.spec.obs)
-    paid = jax.ShapeDtypeStruct((host.num_envs, *reward_shape(host.spec)), jnp.float32)
-    kinds = host.spec.metrics
-    measured = jax.ShapeDtypeStruct((host.num_envs, len(kinds)), jnp.float32) if kinds else ()
-    shapes = (
-        HostStep(obs, obs, paid, flag, flag, real, whole, measured),
-        jax.ShapeDtypeStruct((), jnp.int32),
-    )  # type: ignore[arg-type]
+    result = HostStep(
+        obs=obs,
+        next_obs=obs,
+        reward=each(jnp.float32, *reward_shape(host.spec)),
+        terminated=each(bool),
+        truncated=each(bool),
+        episode_return=each(jnp.float32),
+        episode_length=each(jnp.int32),
+        metrics=each(jnp.float32, len(kinds)) if kinds else (),
+    )
+    shapes = (result, jax.ShapeDtypeStruct((), jnp.int32))
 
     def call(count: Any, action: Any) -> tuple[HostStep, Any]:
         return _noting(failures, lambda: _step_all(together, int(count), np.asarray(action)))

@@ -298,9 +298,8 @@ def _select(writer: _Writer, operation: Operation, which: Array, *cases: Array) 
         len(numbers) < 2 and all(case.text[0] in "vcs" or case.dtype.kind != "f" for case in cases)
     ) or not numbers:
         return result
-    return _cast_to(
-        writer, result, operation.outputs[0].dtype
-    )  # numbers of Python would give float64
+    # numbers of Python would give float64
+    return _cast_to(writer, result, operation.outputs[0].dtype)
 
 
 def _cast_to(writer: _Writer, x: Array, dtype: Any) -> Array:

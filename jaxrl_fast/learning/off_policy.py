@@ -141,9 +141,8 @@ def warmup_ticks(agent: Agent, data: Replay, num_envs: int) -> int:
     Returns:
         Number of ticks.
     """
-    longest = (
-        window_length(data) + data.sequence_length - 1
-    )  # a window begins at a multiple of the sequence's length
+    # a window begins at a multiple of the sequence's length
+    longest = window_length(data) + data.sequence_length - 1
     enough = -(-data.warmup_steps // (num_envs * agent.rollout_length))
     return max(enough, -(-longest // agent.rollout_length)) - 1
 

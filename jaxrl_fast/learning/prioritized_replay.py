@@ -223,9 +223,8 @@ def add_priorities(
     """
     slots = priorities.weight.shape[1]
     time = steps + jnp.arange(length)
-    slot = jnp.where(
-        time % window.stride == 0, time // window.stride % slots, slots
-    )  # out of bounds: dropped
+    # out of bounds: dropped
+    slot = jnp.where(time % window.stride == 0, time // window.stride % slots, slots)
     new = jnp.broadcast_to(priorities.largest[:, None, None], (len(priorities.largest), length, 1))
     return priorities._replace(weight=priorities.weight.at[:, slot].set(new, mode="drop"))
 

@@ -95,9 +95,8 @@ def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tran
             load(inputs, hyper, key)
         if "central" in loaded:
             return loaded["central"].step(private, inputs, hyper, key)
-        if (
-            rollouts.plan() is not loaded["ahead"].plan
-        ):  # none, or of another run in the same environments
+        # none, or of another run in the same environments
+        if rollouts.plan() is not loaded["ahead"].plan:
             loaded["shared"] = rollouts.load(loaded["ahead"].plan)
         ahead, shared = loaded["ahead"], loaded["shared"]
         given = ahead.compute(inputs, hyper, key)
@@ -175,9 +174,8 @@ def plan_rollouts(
     if any(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) for value in whole.given):
         raise ValueError("random numbers depend on observations")
     axes: list[int | None] = [None] * len(whole.given)
-    if (
-        whole_size > 1
-    ):  # a single environment of a group has its own part of each value, and needs no axis
+    # a single environment of a group has its own part of each value, and needs no axis
+    if whole_size > 1:
         axes = environment_axes(whole, of_size(whole_size + 1), (whole_size, whole_size + 1))
     given = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
     joined = all(one.axis is not None or not one.each_step for one in given)

@@ -327,9 +327,8 @@ class Lru(nn.Module):
         decay = jnp.exp(-jnp.exp(self.param("log_decay", _log_decays, (self.size,))))
         angle = self.param("angle", nn.initializers.uniform(2.0 * math.pi), (self.size,))
         factor = jnp.concatenate([decay * jnp.cos(angle), decay * jnp.sin(angle)])
-        scale = jnp.sqrt(
-            1.0 - jnp.square(decay)
-        )  # inputs of variance 1 then give states of variance 1
+        # inputs of variance 1 then give states of variance 1
+        scale = jnp.sqrt(1.0 - jnp.square(decay))
         added = (
             _dense(x, 2 * self.size, use_bias=False) * jnp.concatenate([scale, scale])[None, None]
         )
@@ -391,9 +390,8 @@ class GtrXl(nn.Module):
         length = len(x)
         begun = first.astype(jnp.float32)
         episode = begun if length == 1 else jnp.cumsum(begun, axis=0)
-        episodes = jnp.concatenate(
-            [jnp.where(state["valid"].T > 0.0, 0.0, -1.0), episode]
-        )  # [W + L, B]
+        # [W + L, B]
+        episodes = jnp.concatenate([jnp.where(state["valid"].T > 0.0, 0.0, -1.0), episode])
         past = jax.lax.stop_gradient(
             jnp.split(state["hidden"].swapaxes(0, 1), self.layers, axis=-1)
         )
@@ -500,9 +498,8 @@ class Attention(nn.Module):
         further = (
             _shifted(further) if index is None else jnp.take_along_axis(further, index, axis=-1)
         )
-        apart = (
-            jnp.einsum("bhnd,bhjd->bhnj", by_content, by_head(keys(context))) + further
-        )  # [B, H, N, W + L]
+        # [B, H, N, W + L]
+        apart = jnp.einsum("bhnd,bhjd->bhnj", by_content, by_head(keys(context))) + further
         apart = jnp.where(seen, apart, -1e9)
         itself = jnp.sum(by_content * by_head(keys(own)), axis=-1, keepdims=True) + nearest
         most = jax.lax.stop_gradient(jnp.maximum(jnp.max(apart, axis=-1, keepdims=True), itself))
@@ -520,9 +517,8 @@ def _shifted(x: jax.Array) -> jax.Array:
     """Move row ``n`` of ``x [B, H, N, W]`` by ``n`` places to the right, among ``W + N`` places."""
     rows, width = x.shape[2], x.shape[2] + x.shape[3]
     wide = jnp.concatenate([x, jnp.zeros_like(x, shape=(*x.shape[:3], rows + 1))], axis=-1)
-    flat = wide.reshape(
-        *x.shape[:2], rows * (width + 1)
-    )  # a row is one place longer than the rows that are cut
+    # a row is one place longer than the rows that are cut
+    flat = wide.reshape(*x.shape[:2], rows * (width + 1))
     return jax.lax.slice_in_dim(flat, 0, rows * width, axis=-1).reshape(*x.shape[:3], width)
 
 

@@ -228,9 +228,10 @@ class WithHeads(nn.Module):
     @nn.compact
     def __call__(self, x: PyTree, *, learning: bool = False) -> jax.Array:
         length, batch = jax.tree.leaves(x)[0].shape[:2]
+        # as in `Mlp`
         rows = jax.tree.map(
             lambda leaf: leaf.swapaxes(0, 1).reshape(batch * length, *leaf.shape[2:]), x
-        )  # as in `Mlp`
+        )
         size, dot = sum(head.size for head in self.heads), dot_of(self.precision)
         x = run_own(self.torso, rows, size if self.ends else None, learning=learning)
         kernel, bias = weights_of_heads(self.heads, self.weights), biases_of_heads(self.heads)
@@ -697,9 +698,8 @@ def scalar(init: Callable[[], jax.Array]) -> Network:
 
 
 def _by_head(outputs: jax.Array, heads: Heads) -> dict[str, jax.Array]:
-    width = outputs.shape[-1] // sum(
-        head.size for head in heads.values()
-    )  # more than 1 with `QuantileMlp`
+    # more than 1 with `QuantileMlp`
+    width = outputs.shape[-1] // sum(head.size for head in heads.values())
     ends = list(accumulate(width * head.size for head in heads.values()))
     # Not by indexing, which is a gather where the batch is symbolic, as in an exported file.
     slices = {

@@ -112,9 +112,8 @@ def by_optuna(
         for one in outcomes:
             running = one.score is None
             state = optuna.trial.TrialState.RUNNING if running else optuna.trial.TrialState.COMPLETE
-            value = (
-                one.score if running or math.isfinite(one.score or 0.0) else worst
-            )  # one that diverged
+            # one that diverged
+            value = one.score if running or math.isfinite(one.score or 0.0) else worst
             study.add_trial(
                 optuna.trial.create_trial(
                     params=named(one.shares), distributions=ranges, value=value, state=state

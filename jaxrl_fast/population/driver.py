@@ -562,9 +562,8 @@ class Driver:
         )
         self.generation, self.wall_before_s = progress["generation"], progress["wall_s"]
         sitting = [number for number in progress["seats"] if number is not None]
-        anyone = self.book.trials[
-            sitting[0] if sitting else 0
-        ]  # between the turns of a population nobody sits
+        # between the turns of a population nobody sits
+        anyone = self.book.trials[sitting[0] if sitting else 0]
         group = self._enter(self._sizes(anyone.shares))
         group.seats = progress["seats"]
         template = self._fresh_template(group)

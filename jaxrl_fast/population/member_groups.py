@@ -66,10 +66,14 @@ def described(plan: SearchPlan) -> dict[str, str]:
     Returns:
         What determines the members' numbers, and how many are at once in the stored state.
     """
-    given = plan._replace(
-        ask=None, finalists=0, save_every=0, seeds=plan.seeds(0), space=plan.space.draws
-    )  # type: ignore[arg-type]
-    return {name: str(value) for name, value in given._asdict().items()}
+    facts = plan._asdict() | {
+        "ask": None,
+        "finalists": 0,
+        "save_every": 0,
+        "seeds": plan.seeds(0),
+        "space": plan.space.draws,
+    }
+    return {name: str(value) for name, value in facts.items()}
 
 
 class MemberGroup:

@@ -485,10 +485,15 @@ def train_population(
     one = job_of(1)
     used = len({device for group in one.placement.groups for device in group.devices})
     count, platform = planning.number_of_trials(options, space), jax.default_backend()
-    sizes = dict(devices=used, platform=platform, measured=None)
     width = planning.at_once_of(
-        options, count, member_bytes(one)[0], free_bytes(jax.local_devices()), **sizes
-    )  # type: ignore[arg-type]
+        options,
+        count,
+        member_bytes(one)[0],
+        free_bytes(jax.local_devices()),
+        devices=used,
+        platform=platform,
+        measured=None,
+    )
     with words_of_python():
         plan = planning.make_plan(
             options, space, one, at_once=width, seed=seed, total_steps=total_steps

@@ -11,7 +11,7 @@ on whose devices it has no part (`transfer`).
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -247,9 +247,8 @@ def _jit(
         after, outputs, metrics = step(graph, fragments, private, stored, fresh, moment)
         return after, {c: outputs[c] for c in written}, metrics
 
-    one_seed.__name__ = "_".join(
-        f.name for f in fragments
-    )  # the program's name in profiles and compiler dumps
+    # the program's name in profiles and compiler dumps
+    one_seed.__name__ = "_".join(f.name for f in fragments)
     private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
     whole = lay(mesh, None, num_seeds)
     acting = all(SAMPLING in f.tags for f in fragments)
@@ -433,47 +432,12 @@ def make_chain(
     def place(state: TrainState) -> TrainState:
         return hosts.put(state, layout)
 
+    def lay_channels(names: Iterable[str]) -> dict[str, Any]:
+        return {c: lay(home[writer[c]], axes[c], num_seeds) for c in names}
+
     def compile_run(keys: jax.Array, hyper: Any) -> Chain:
         state = jax.eval_shape(first, keys, hyper)
-        pool = ThreadPoolExecutor()
-        fresh: Channels = {}
-        steps: dict[int, Any] = {}
-        prepared: list[Any] = []
-        for segment in (s for stage in stages for s in stage.segments):
-            if segment.host:
-                publish = segment.fragments[0].publish
-                assert publish is not None  # `placements.check_placed` requires it
-                fresh |= jax.eval_shape(
-                    over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name]
-                )
-                continue
-            arguments = _arguments(segment, state, fresh)
-            for channels, moved in zip(arguments[1:3], segment.moved, strict=True):
-                come = {c: lay(home[writer[c]], axes[c], num_seeds) for c in moved}
-                prepared.append(
-                    pool.submit(transfer.compile_move, {c: channels[c] for c in moved}, come, moved)
-                )
-            if not segment.here:
-                fresh |= jax.tree.map(_shape, segment.step(*arguments)[1])
-                continue
-            traced = segment.step.trace(*arguments)
-            fresh |= jax.tree.map(_shape, traced.out_info[1])
-            steps[id(segment)] = pool.submit(_compile, traced)
-        pool.shutdown(wait=False)
-
-        def compiled(segment: Segment) -> Segment:
-            return (
-                segment._replace(step=steps[id(segment)].result())
-                if id(segment) in steps
-                else segment
-            )
-
-        moving = [devices.result() for devices in prepared]
-        hosts.connect([*(s.devices for stage in stages for s in stage.segments), *moving])
-        done = tuple(
-            stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages
-        )
-        return Chain(done, ticks_per_chunk)
+        return Chain(_compile_stages(stages, state, lay_channels, num_seeds), ticks_per_chunk)
 
     def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, Chain]:
         found = None if store is None else _ready_from(store, stages, init_jit, keys, hyper)
@@ -493,6 +457,49 @@ def make_chain(
     return ChainParts(
         lambda keys, hyper: place(anywhere(keys, hyper)), run, ready, compile_run, place
     )
+
+
+def _compile_stages(
+    stages: tuple[Stage, ...],
+    state: TrainState,
+    lay_channels: Callable[[Iterable[str]], dict[str, Any]],
+    num_seeds: int,
+) -> tuple[Stage, ...]:
+    """Compile the segments of stages, and the transfers before them, at the same time.
+
+    ``state`` has the shapes of the state, ``lay_channels`` returns the shardings of channels where
+    their writers leave them.
+    """
+    pool = ThreadPoolExecutor()
+    fresh: Channels = {}
+    steps: dict[int, Any] = {}
+    transfers: list[Any] = []
+    for segment in (s for stage in stages for s in stage.segments):
+        if segment.host:
+            publish = segment.fragments[0].publish
+            assert publish is not None  # `placements.check_placed` requires it
+            published = over_seeds(publish, num_seeds, (0,), 0)
+            fresh |= jax.eval_shape(published, state.private[segment.name])
+            continue
+        arguments = _arguments(segment, state, fresh)
+        for channels, moved in zip(arguments[1:3], segment.moved, strict=True):
+            values = {c: channels[c] for c in moved}
+            transfers.append(pool.submit(transfer.compile_move, values, lay_channels(moved), moved))
+        if not segment.here:
+            fresh |= jax.tree.map(_shape, segment.step(*arguments)[1])
+            continue
+        traced = segment.step.trace(*arguments)
+        fresh |= jax.tree.map(_shape, traced.out_info[1])
+        steps[id(segment)] = pool.submit(_compile, traced)
+    pool.shutdown(wait=False)
+
+    def compiled(segment: Segment) -> Segment:
+        step = steps.get(id(segment))
+        return segment if step is None else segment._replace(step=step.result())
+
+    meshes = [moved.result() for moved in transfers]
+    hosts.connect([*(s.devices for stage in stages for s in stage.segments), *meshes])
+    return tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
 
 
 def _ready_from(

@@ -270,9 +270,8 @@ def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
         f.name: f.init(jax.random.fold_in(key, stable_hash(f.init_name or f.name)))
         for f in graph.fragments
     }
-    private = jax.tree.map(
-        jnp.copy, private
-    )  # an environment's state may share an array with its observation
+    # an environment's state may share an array with its observation
+    private = jax.tree.map(jnp.copy, private)
     published: Channels = {}
     for fragment in graph.fragments:
         if fragment.publish is not None:

@@ -738,9 +738,8 @@ def parse_word(word: str) -> "Override":
     if not value.strip():
         raise ConfigError(f"{word} has no value: write it after the equals sign, without a space")
     try:
-        plain = not value.isascii() and PLAIN_TEXT.fullmatch(
-            value
-        )  # Hydra takes other letters in quotes only
+        # Hydra takes other letters in quotes only
+        plain = not value.isascii() and PLAIN_TEXT.fullmatch(value)
         override = OverridesParser.create().parse_override(f"{key}='{value}'" if plain else word)
     except HydraException:
         raise ConfigError(f"cannot read '{word}': quote the value, as in \"{key}='...'\"") from None

@@ -555,10 +555,11 @@ def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
     if not found:
         return None
     stem = str(found[-1]).removesuffix(DUMP_METADATA)
+    # XLA omits the first if the passes changed nothing
     after, before = (
         Path(stem + AFTER),
         Path(stem + BEFORE),
-    )  # XLA omits the first if the passes changed nothing
+    )
     return (after if after.exists() else before).read_text(encoding="utf-8"), found[-1].read_text(
         encoding="utf-8"
     )

@@ -278,9 +278,8 @@ def restore(
     Raises:
         CheckpointError: Names, shapes or dtypes of the arrays differ from this run's.
     """
-    ours = tuple(
-        f"hyper.{rate}." for rate in new_rates
-    )  # a schedule has more names after the point
+    # a schedule has more names after the point
+    ours = tuple(f"hyper.{rate}." for rate in new_rates)
     arrays = {name: array for name, array in arrays.items() if not f"{name}.".startswith(ours)}
     leaves = [name for name in named(state) if not f"{name}.".startswith(ours)]
     missing = {n for n in leaves if n not in arrays and not is_replay(n, description.refills)}

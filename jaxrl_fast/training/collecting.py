@@ -205,9 +205,8 @@ def stored_steps(path: Path, spec: EnvSpec) -> Dataset:
         for name in arrays
         if name.startswith("private.experience.") and name.endswith("data.reward")
     ]
-    rewards = [
-        name for name in rewards if ".recorded." not in name
-    ]  # of a run with data, the steps that it sampled
+    # of a run with data, the steps that it sampled
+    rewards = [name for name in rewards if ".recorded." not in name]
     if len(rewards) != 1:
         raise CheckpointError(f"checkpoint {path} stores images only once: leave replay=true out")
     prefix = rewards[0].removesuffix("data.reward")

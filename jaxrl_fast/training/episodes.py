@@ -166,9 +166,8 @@ def player(
     """
     reset_key, step_key = jax.random.split(key)
     state, obs = env.reset(reset_key)
-    bank = jax.tree.map(
-        lambda x: x[None], (state.env_state, obs)
-    )  # only first episodes count: any start will do
+    # only first episodes count: any start will do
+    bank = jax.tree.map(lambda x: x[None], (state.env_state, obs))
 
     def step(now: Playing) -> Playing:
         act_key, env_key = jax.random.split(jax.random.fold_in(step_key, now.t))

@@ -86,9 +86,8 @@ def check_unused(folder: Path) -> None:
         contextlib.suppress(OSError, UnicodeEncodeError),
         (folder / LOCK).open(encoding="utf-8") as file,
     ):
-        _lock(
-            file, folder, fcntl.LOCK_SH
-        )  # shared, so that the processes of one run do not refuse each other
+        # shared, so that the processes of one run do not refuse each other
+        _lock(file, folder, fcntl.LOCK_SH)
 
 
 def unwritable(folder: Path, error: OSError | UnicodeEncodeError) -> ValueError:
@@ -157,9 +156,8 @@ class GrowingTable:
         is closed.
         """
         self._write([columns])
-        self.columns = list(
-            columns
-        )  # after the write: a folder that was missing may exist for the next rows
+        # after the write: a folder that was missing may exist for the next rows
+        self.columns = list(columns)
 
     def _write(self, lines: Sequence[Sequence[Any]]) -> None:
         if self._file is None:

@@ -275,9 +275,8 @@ def compiled(
     ready = compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
     wanted = memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
-    taken = (
-        current_bytes() if device.platform == "cpu" else 0
-    )  # more after compiling than after loading from disk
+    # more after compiling than after loading from disk
+    taken = current_bytes() if device.platform == "cpu" else 0
     free = machine.free_bytes([device]) + taken
     cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free
     if wanted is not None and wanted + taken > cap:

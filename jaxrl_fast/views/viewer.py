@@ -205,9 +205,8 @@ def _unending(env: Env) -> Env:
     def step(moment: _Moment, action: jax.Array, key: jax.Array) -> tuple[_Moment, Timestep]:
         state, ts = env.step(moment.state, action, key)
         ends = (ts.terminated.astype(bool), ts.truncated.astype(bool))
-        following = _Moment(
-            state, jnp.sum(ts.reward.astype(jnp.float32)), *ends
-        )  # the sum over several agents
+        # the sum over several agents
+        following = _Moment(state, jnp.sum(ts.reward.astype(jnp.float32)), *ends)
         never = jnp.zeros((), bool)
         return following, ts._replace(terminated=never, truncated=never)
 
