@@ -70,7 +70,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-long test-part test-break test-breaks test-half costs suites newest test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate newcomer gpu sweep sweep-all viewer-assets clean
+.PHONY: setup train test test-long test-part test-break test-breaks costs suites newest test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate newcomer gpu sweep sweep-all viewer-assets clean
 
 setup: $(STAMP)
 
@@ -95,11 +95,6 @@ test: $(STAMP)
 
 test-long: $(STAMP)
 	@exec $(PYTEST) $(SPREAD) -m "long and not text" $(COSTS:%=--costs %) $(TESTS)
-
-# The half of the long tests that the commit's hash selects.
-test-half: $(STAMP)
-	@half=$$((0x$$(git rev-parse HEAD | cut -c 1-2) % 2)) && echo "half $$half of the long tests" && \
-		exec $(PYTEST) -n $(WORKERS) --dist worksteal -m "long and not text" --half $$half $(TESTS)
 
 # Run all tests and record what each costs, in tests/costs.json.
 costs: $(STAMP)

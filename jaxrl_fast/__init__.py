@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from jaxrl_fast.envs.env import Env, VecEnv
     from jaxrl_fast.envs.env_checks import check_env
     from jaxrl_fast.envs.host_env import HostEnv, HostStep
-    from jaxrl_fast.learning.algorithm import Agent, Algorithm
+    from jaxrl_fast.learning.algorithm import Agent, Algorithm, DeclaredAlgorithm
     from jaxrl_fast.learning.datasets import Dataset, load_dataset, save_dataset
     from jaxrl_fast.learning.imitation import with_teacher
-    from jaxrl_fast.numerics.optimizers import Cosine, Linear
+    from jaxrl_fast.numerics.optimizers import AnyRate, Cosine, Linear, Rate0, Rate01
     from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
     from jaxrl_fast.population.population_run import PopulationResult, train_population
     from jaxrl_fast.settings.machine import setup
@@ -74,18 +74,32 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "algorithms.defaults": "defaults",
-    "algorithms.registry": "bc dqn fast_td3 flash_sac impala ippo iql mappo ppo pqn pqn_vdn reppo sac sac_discrete td3"
-    " td3_bc",
+    "algorithms.bc": "bc",
+    "algorithms.dqn": "dqn",
+    "algorithms.fast_td3": "fast_td3",
+    "algorithms.flash_sac": "flash_sac",
+    "algorithms.impala": "impala",
+    "algorithms.ippo": "ippo",
+    "algorithms.iql": "iql",
+    "algorithms.mappo": "mappo",
+    "algorithms.ppo": "ppo",
+    "algorithms.pqn": "pqn",
+    "algorithms.pqn_vdn": "pqn_vdn",
+    "algorithms.reppo": "reppo",
+    "algorithms.sac": "sac",
+    "algorithms.sac_discrete": "sac_discrete",
+    "algorithms.td3": "td3",
+    "algorithms.td3_bc": "td3_bc",
     "api": "Result learn load_state make_env make_train_step save_state trained_policy",
     "core": "Box Discrete EnvSpec MultiDiscrete Timestep Transition __version__",
     "envs.custom": "vectorize",
     "envs.env": "Env VecEnv",
     "envs.env_checks": "check_env",
     "envs.host_env": "HostEnv HostStep",
-    "learning.algorithm": "Agent Algorithm",
+    "learning.algorithm": "Agent Algorithm DeclaredAlgorithm",
     "learning.datasets": "Dataset load_dataset save_dataset",
     "learning.imitation": "with_teacher",
-    "numerics.optimizers": "Cosine Linear",
+    "numerics.optimizers": "AnyRate Cosine Linear Rate0 Rate01",
     "policy.policies": "Policy load_policy save_policy",
     "population.population_run": "PopulationResult train_population",
     "settings.machine": "setup",

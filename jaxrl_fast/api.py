@@ -18,7 +18,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.core import Log, require_devices, require_key, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.datasets import Dataset
 from jaxrl_fast.learning.io_callback_env import make_bridge
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
@@ -115,7 +115,7 @@ def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
 @checks_numbers(RANGES)
 def learn(
     env: VecEnv | HostEnv,
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     *,
     total_steps: int,
     seed: int = 0,
@@ -293,7 +293,7 @@ def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:
 @checks_numbers(STEP_RANGES)
 def make_train_step(
     env: VecEnv | HostEnv,
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     *,
     overlap: Overlap = "none",
     learners: int = 1,
@@ -346,7 +346,7 @@ def make_train_step(
     return init, train_step
 
 
-def trained_policy(env: VecEnv | HostEnv, algorithm: Algorithm, state: TrainState) -> Policy:
+def trained_policy(env: VecEnv | HostEnv, algorithm: AnyAlgorithm, state: TrainState) -> Policy:
     """Return the policy of a train step's state, for `evaluate_policy`, `save_policy` or a call.
 
     Args:

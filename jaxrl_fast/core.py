@@ -421,23 +421,28 @@ def require_vectorized(env: Any, *algorithms: Any) -> None:
         ValueError: It is a single environment, or something else.
     """
     vectorized = isinstance(getattr(env, "spec", None), EnvSpec) and hasattr(env, "num_envs")
-    if not vectorized or not all(hasattr(one, "needs_data") for one in algorithms):
+    if not vectorized or not all(_is_algorithm(one) for one in algorithms):
         raise _not_an_algorithm(algorithms[0]) if vectorized else _not_vectorized(env)
 
 
+def _is_algorithm(value: Any) -> bool:
+    return hasattr(value, "needs_data") and not isinstance(value, type)
+
+
 def _not_an_algorithm(value: Any) -> ValueError:
-    name = getattr(value, "__name__", None)
     if isinstance(value, str):
         return ValueError(f"algorithm={value!r} is a name: write jaxrl_fast.{value}()")
-    if name is not None:
+    if callable(value):
+        name = getattr(value, "name", "") or getattr(value, "__name__", "it")
+        kind = "class" if isinstance(value, type) else "function"
         return ValueError(
-            f"algorithm={name} is a function: write {name}(), which makes the algorithm"
+            f"algorithm={name} is a {kind}: write {name}(), which makes the algorithm"
         )
     return ValueError(f"algorithm is a {type(value).__name__}: write for example jaxrl_fast.ppo()")
 
 
 def _not_vectorized(env: Any) -> ValueError:
-    if hasattr(env, "needs_data"):
+    if _is_algorithm(env):
         return ValueError("env is an algorithm: write the environment first, then the algorithm")
     if isinstance(env, str):
         return ValueError(f"env={env!r} is a name: write jaxrl_fast.make_env({env!r}, num_envs=64)")

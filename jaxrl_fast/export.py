@@ -14,7 +14,7 @@ import jax
 from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of
 from jaxrl_fast.commands import cli
 from jaxrl_fast.core import MAX_SIZE
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.policy.exporting import (
     FORMATS,
     NUM_OBSERVATIONS,
@@ -42,7 +42,7 @@ Each file is compared with the policy on 1,000 observations, and removed if they
 
 KEYS = {"formats": Key(str, None), "agent": Key(int, None, 0, maximum=MAX_SIZE)}
 KEYS |= {f"algo.{part}": Key(str, None) for part in CODE}
-Factory = Callable[..., Algorithm]
+Factory = Callable[..., AnyAlgorithm]
 """(options) -> algorithm."""
 
 

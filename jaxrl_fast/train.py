@@ -152,7 +152,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
 
 
 def print_warnings(run: Run, job: Job) -> None:
-    """Print what a user may want to change before the run goes on.
+    """Print which settings a user may have to change before the run goes on.
 
     Args:
         run: Settings of the run.

@@ -70,7 +70,7 @@ class Mlp(nn.Module):
 
 def make(env, c):
     """Make critic, actor, and the optimizers. Engine: algorithms.sac.sac,
-    learning.critics.policy_and_critics.
+    algorithms.shared_fields.policy_and_critics.
     """
     hidden, clip = [(size, 2.0) for size in c.hidden], optax.clip_by_global_norm(c.max_grad_norm)
     critic, actor = Mlp((*hidden, (1, 1.0))), Mlp((*hidden, (2 * env.spec.action.low.size, 1e-4)))

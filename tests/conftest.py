@@ -7,7 +7,6 @@ import ctypes
 import gc
 import os
 import signal
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -62,9 +61,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["check", "record"],
         help="compare costs with costs.json, or write them there",
     )
-    parser.addoption(
-        "--half", type=int, choices=[0, 1], help="run only this half of the selected tests"
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -114,13 +110,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.long)
     if config.args in (["tests"], [str(Path(__file__).parent)]) and (unused := set(laws) - used):
         raise pytest.UsageError(f"tests/witnesses.txt names no test: {', '.join(sorted(unused))}")
-    half = config.getoption("--half")
-    if half is not None:
-        halves = [
-            [item for item in items if zlib.crc32(name_of(item).encode()) % 2 == n] for n in (0, 1)
-        ]
-        config.hook.pytest_deselected(items=halves[1 - half])
-        items[:] = halves[half]
     selected = config.getoption("markexpr", "")
     of_file: dict[Path, float] = {}
     for item in items:

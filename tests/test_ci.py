@@ -18,7 +18,7 @@ case "$*" in *print*) echo {0}; exit 0;; *"'{0}'"*) exit 0;; esac
 exit 1
 """
 LAST = (
-    "half of the wide grids",
+    "the long tests",
     "compilers for accelerators",
     "what programs cost on accelerators",
 )
@@ -93,7 +93,7 @@ def test_the_newest_python_runs_everything_and_the_others_a_part(tmp_path: Path,
         "make test-break",
         f"make test-part PYTHON={middle} VENV=.venv-3.12",
         f"make test-part PYTHON={tmp_path}/bin/python3.11 VENV=.venv-3.11",
-        "make test-half",
+        "make test-long",
         "make targets",
         "make test-targets",
     ]
@@ -122,7 +122,7 @@ def test_one_python_alone_is_enough_where_no_other_is_installed(tmp_path: Path):
     assert out.splitlines()[-1] == f".ci/run: passed in 0 minutes: {', '.join(ran)}"
 
 
-STEPS = ("lint", "types", "test", "test-break", "test-part", "test-half", "targets", "test-targets")
+STEPS = ("lint", "types", "test", "test-break", "test-part", "test-long", "targets", "test-targets")
 
 
 @pytest.mark.parametrize("refused", STEPS)

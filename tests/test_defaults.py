@@ -129,7 +129,9 @@ def test_the_settings_of_a_run_have_the_numbers():
 SMALL: dict[str, Any] = dict(batch_size=4, buffer_size=400, updates_per_tick=1)
 
 
-@pytest.mark.parametrize("make", [jf.sac, jf.td3, jf.flash_sac, jf.dqn, jf.sac_discrete])
+@pytest.mark.parametrize(
+    "make", [jf.sac, jf.td3, jf.flash_sac, jf.dqn, jf.sac_discrete], ids=lambda make: make.name
+)
 def test_the_first_actions_are_uniform_and_the_next_are_the_policys(make):
     # so 3 steps of each
     env, steps = (

@@ -58,7 +58,7 @@ def huber(error):
     return np.where(np.abs(error) <= 1, 0.5 * error**2, np.abs(error) - 0.5)
 
 
-@pytest.mark.parametrize("make", [jf.dqn, jf.pqn])
+@pytest.mark.parametrize("make", [jf.dqn, jf.pqn], ids=lambda make: make.name)
 def test_environments_have_separate_shares_of_random_actions(make):
     num_envs, draws, epsilon, spread = 4, 4000, 0.4, 7.0
     agent = bind(

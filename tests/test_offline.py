@@ -403,7 +403,7 @@ def test_an_offline_run_goes_on_online_but_not_back(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("learner", [jf.iql, jf.td3_bc])
+@pytest.mark.parametrize("learner", [jf.iql, jf.td3_bc], ids=lambda learner: learner.name)
 def test_offline_learners_are_better_than_the_actions_that_they_learn_from(learner: Any) -> None:
     """A random policy made the data; both find the actions that it was paid for."""
     rng, count = np.random.default_rng(0), 400

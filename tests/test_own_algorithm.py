@@ -35,6 +35,15 @@ from jaxrl_fast.views.report_page import command_lines
 ROOT = Path(__file__).parent.parent
 OTHERS = '''
 
+from collections import namedtuple
+
+
+def awr(rollout_length: int = 64, num_epochs: int = 8, num_minibatches: int = 8, **rates: float):
+    """Make it by a function."""
+    sizes = dict(rollout_length=rollout_length, num_epochs=num_epochs)
+    return Awr(**sizes, num_minibatches=num_minibatches, **rates)
+
+
 def needs_size(*, size: int):
     """Needs an argument.
 
@@ -110,6 +119,33 @@ def run(folder: Path, trained: Path) -> Path:
     """A copy of that run in the user's folder."""
     shutil.copytree(trained / "run", folder / "run")
     return folder / "run"
+
+
+def test_keys_of_a_declared_algorithm_are_its_fields(folder: Path):
+    keys = algo_keys("my_algos.Awr")
+    assert (
+        keys["algo.temperature"].text == "Advantage by which the weight of an action grows e-fold."
+    )
+    assert (keys["algo.learning_rate"].default, keys["algo.num_epochs"].type) == (1e-3, int)
+    assert "algo.gae_lambda" in keys and "algo.clip_range" in keys  # of PpoHyper
+    words = ["env=cartpole", "algo=custom", "algo.make=my_algos.Awr", "algo.num_epochs=2"]
+    assert make_algorithm(compose([*words, "algo.temperature=0.7"])).hyper.temperature == 0.7
+    with pytest.raises(ConfigError, match=r"did you mean algo\.temperature"):
+        compose([*words, "algo.temprature=1"])
+    with pytest.raises(ConfigError, match=r"algo\.temperature=-1: write"):
+        compose([*words, "algo.temperature=-1"])
+
+
+def test_the_command_repeats_a_run_of_the_library_with_a_declared_algorithm(folder: Path):
+    from my_algos import Awr
+
+    env = jf.make_env("cartpole", num_envs=4)
+    algorithm = Awr(rollout_length=8, num_minibatches=2, temperature=0.7)
+    jf.learn(env, algorithm, total_steps=64, eval_every=0, run_dir=folder / "run", log="none")
+    run = compose([f"config={folder / 'run' / 'config.yaml'}"])
+    assert run.algo == "my_algos.Awr"
+    again = make_algorithm(run)
+    assert again.hyper == algorithm.hyper and again.options == algorithm.options
 
 
 def test_keys_follow_from_the_signature_and_the_hyper_parameters(folder: Path):

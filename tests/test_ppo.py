@@ -8,7 +8,7 @@ import pytest
 import references
 import tiny
 
-from jaxrl_fast.algorithms.ppo import PpoHyper, ppo
+from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import Learned, OnPolicyBatch
 from jaxrl_fast.learning.run_graph import bind
@@ -19,7 +19,15 @@ from jaxrl_fast.numerics.optimizers import make_optimizer
 
 RNG = np.random.default_rng(3)
 B = 6
-HYPER = PpoHyper(0.01, 2.0, 0.9, 0.8, 0.2, 0.05, 0.1, 1.0)
+HYPER = ppo(
+    learning_rate=0.01,
+    critic_learning_rate_ratio=2.0,
+    discount=0.9,
+    gae_lambda=0.8,
+    clip_range=0.2,
+    entropy_coef=0.05,
+    max_grad_norm=0.1,
+).hyper
 
 
 def agent(discrete: bool, **options):

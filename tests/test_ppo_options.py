@@ -10,7 +10,7 @@ import tiny
 from scipy import stats
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.ppo import PpoHyper, critic_part, value_errors
+from jaxrl_fast.algorithms.ppo import critic_part, ppo, value_errors
 from jaxrl_fast.algorithms.ppo_options import (
     by_divergence,
     clipped_errors,
@@ -26,9 +26,18 @@ from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import make_optimizer
 
 RNG = np.random.default_rng(8)
-HYPER = PpoHyper(
-    0.01, 1.0, 0.9, 0.8, 0.2, 0.05, 10.0, 1.0, value_clip_range=0.3, max_kl=0.05, desired_kl=0.02
-)
+HYPER = ppo(
+    learning_rate=0.01,
+    critic_learning_rate_ratio=1.0,
+    discount=0.9,
+    gae_lambda=0.8,
+    clip_range=0.2,
+    entropy_coef=0.05,
+    max_grad_norm=10.0,
+    value_clip_range=0.3,
+    max_kl=0.05,
+    desired_kl=0.02,
+).hyper
 B = 7
 OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 

@@ -152,7 +152,7 @@ def shaped(transform: Transform, algorithm: jf.Algorithm) -> jf.Algorithm:
     )
 
 
-@pytest.mark.parametrize("make", [jf.ppo, jf.dqn])
+@pytest.mark.parametrize("make", [jf.ppo, jf.dqn], ids=lambda make: make.name)
 def test_a_transform_that_changes_nothing_changes_no_number(make):
     env = jf.make_env("cartpole", num_envs=4)
     same = Transform(lambda: (), lambda rollout, learned, state, hyper, key: (rollout, state))

@@ -10,7 +10,7 @@ import references
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.sac import SacHyper, sac
+from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Transition, stable_hash
 from jaxrl_fast.learning.acting import make_acting
 from jaxrl_fast.learning.algorithm import Replay, ReplayBatch
@@ -25,7 +25,14 @@ from jaxrl_fast.policy.exporting import export_policy
 RNG = np.random.default_rng(5)
 B, N = 6, 3
 SPEC = tiny.line(discrete=False).spec
-HYPER = SacHyper(0.01, 0.02, 0.9, 0.1, -0.5, 0.2, 1.0)
+HYPER = sac(
+    learning_rate=0.01,
+    temperature_learning_rate=0.02,
+    discount=0.9,
+    tau=0.1,
+    target_entropy_per_action=-0.5,
+    max_grad_norm=0.2,
+).hyper
 LOW, HIGH = -2.0, 1.0
 
 
@@ -319,7 +326,7 @@ def test_critics_of_a_target_are_distinct_and_equally_frequent():
 
 def test_deviations_are_bounded_also_in_a_policy_that_is_built_again():
     algorithm = small_sac(deviation_min=0.2, deviation_max=0.25)
-    again = sac(**algorithm.options, warmup_steps=0)  # as `load_policy` builds it
+    again = sac(**algorithm.options)  # as `load_policy` builds it
     agent = bind(algorithm, SPEC, 4)
     learned = {"actor": init_part(agent.parts["actor"], jax.random.key(0), HYPER).learned}
     for own in (agent, bind(again, SPEC, 4)):

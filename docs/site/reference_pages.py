@@ -19,6 +19,7 @@ from jaxrl_fast.__main__ import COMMANDS
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import train_help
 from jaxrl_fast.commands.layers import CONFIG_DIR
+from jaxrl_fast.fields import texts_of
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.schema import Key, describe_type, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
@@ -41,6 +42,14 @@ GROUPS = {
     "config": "a file with settings, such as `runs/latest/config.yaml`",
     "tuned": "`false` omits the settings tuned for environment and algorithm",
 }
+
+
+RATES = {
+    "Rate0": "a rate of at least 0",
+    "Rate01": "a rate from 0 to 1",
+    "AnyRate": "any rate",
+}
+"""Types of the fields of a declared algorithm that may be schedules and change during a run."""
 
 
 def reference_pages() -> dict[str, str]:
@@ -92,13 +101,13 @@ def algorithms() -> str:
     parts = [
         "# Keys of algorithms\n\nWrite `algo.key=value`. In Python, write arguments of `jaxrl_fast.<name>`."
     ]
-    for name, factory in ALGORITHMS.items():
-        meanings = entries(sections(factory)["Args"])
+    for name, declared in ALGORITHMS.items():
+        texts = texts_of(declared)
         own = {
-            k: v._replace(text=meanings.get(k.removeprefix("algo."), ""))
-            for k, v in algo_keys(name).items()
+            key: declaration._replace(text=texts[key.removeprefix("algo.")])
+            for key, declaration in algo_keys(name).items()
         }
-        parts.append(f"## {name}\n\n{plain(sections(factory)[''])}\n\n{key_table(own)}")
+        parts.append(f"## {name}\n\n{plain(sections(declared)[''])}\n\n{key_table(own)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -134,10 +143,11 @@ def api() -> str:
     for module, own in ((jf, names), (placement, placement.__all__)):
         for name in sorted(own, key=lambda n: (n[0].isupper(), n.lower())):
             thing = getattr(module, name)
-            if callable(thing):
+            if callable(thing) and name not in RATES:
                 parts.append(
                     f"## {name}\n\n```text\n{signature(name, thing)}\n```\n\n{docstring(thing)}"
                 )
+    parts.append("## Types of rates\n\n" + "; ".join(f"`{n}`: {t}" for n, t in RATES.items()))
     parts.append(
         "## Algorithms\n\n" + ", ".join(f"[`{name}`](algorithms.md#{name})" for name in ALGORITHMS)
     )
@@ -150,8 +160,9 @@ def line_by_line() -> str:
     head, *blocks = re.split(r"^(?=def |class |if __name__)", source, flags=re.M)
     rows = [f"```python\n{head.strip()}\n```"]
     for block in blocks:
-        named = re.search(r"Engine: (.+?)\.?\"\"\"", block)
-        places = "\n".join(f"- {place(name)}" for name in (named[1].split(", ") if named else []))
+        named = re.search(r"Engine:\s+([\w.,\s]+?)\.\s*\"\"\"", block)
+        names = re.split(r",\s+", named[1]) if named else []
+        places = "\n".join(f"- {place(name)}" for name in names)
         code = f"<div markdown>\n\n```python\n{block.strip()}\n```\n\n</div>"
         rows.append(
             f'<div class="lines" markdown>\n{code}\n<div markdown>\n\n{places}\n\n</div>\n</div>'
@@ -288,8 +299,8 @@ def plain(text: str) -> str:
 
 
 def first_line(thing: Any) -> str:
-    """Return the first line of a docstring."""
-    return plain((inspect.getdoc(thing) or "").partition("\n")[0])
+    """Return the first paragraph of a docstring, in one line."""
+    return plain(" ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()))
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

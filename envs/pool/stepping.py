@@ -426,7 +426,7 @@ class _Rows(NamedTuple):
         final_obs: Rows of the terminal observations.
         returns: Returns so far.
         lengths: Lengths so far.
-        goes_on: Whether the end of an episode is not that of a game (`GOES_ON`).
+        goes_on: Whether a game goes on after the end of an episode (`GOES_ON`).
         success: Success of the last episode.
         agent_returns: Returns of each agent so far.
         agents: Returns of each agent in the last episode.

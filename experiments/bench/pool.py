@@ -414,7 +414,7 @@ def start_s(id: str, num_envs: int) -> float:
 
 def main() -> None:
     """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("rows", nargs="*", metavar="row", help="one of: " + ", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)

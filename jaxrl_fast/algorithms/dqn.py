@@ -8,13 +8,29 @@ random actions for each environment (Ape-X, arXiv 1803.00933).
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.shared_fields import (
+    MemoryFields,
+    NormedFields,
+    ObservationFields,
+    OptimizerFields,
+    PriorityFields,
+    QFields,
+    SequenceFields,
+    TargetRates,
+    WarmupFields,
+    layers_of,
+    replay_of,
+    sizes_of_replay,
+)
 from jaxrl_fast.core import Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
+from jaxrl_fast.fields import hyper_of
 from jaxrl_fast.learning.acting import (
     FALLING_EPSILON,
     by_q_values,
@@ -25,17 +41,13 @@ from jaxrl_fast.learning.acting import (
 )
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     Part,
-    Prioritize,
     Replay,
     ReplayBatch,
-    WarmupActions,
     gradients_of,
     mean_loss,
-    off_policy_sizes,
     over_replay,
     over_successors,
     require_actions,
@@ -56,13 +68,7 @@ from jaxrl_fast.learning.critics import (
     with_levels,
 )
 from jaxrl_fast.networks.network import (
-    SHARED,
-    Activation,
-    Cnn,
-    MemoryKind,
     Network,
-    Precision,
-    Torso,
     make_network,
 )
 from jaxrl_fast.networks.noisy import two_parts
@@ -77,211 +83,136 @@ from jaxrl_fast.numerics.optimizers import (
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
 
-class DqnHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(1.0, 0.05)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DqnHyper(TargetRates):
+    """Rates of DQN; others are in `PriorityFields` and `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of all networks.
-        discount: Discount factor γ per step.
-        epsilon: Share of random actions.
-        tau: Weight of the new params in the target network every ``target_period`` updates, 0 to 1.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
-            (full).
+    epsilon: Rate01 = FALLING_EPSILON
+    """Share of random actions. With ``noisy`` write 0, as published."""
+    tau: OptionalRate01 = None
+    """Weight of the new params in the target network every ``target_period`` updates, 0 to 1; None
+    for 0.005, or 1 (a copy) with a period of several updates.
     """
-
-    learning_rate: Any
-    discount: Any
-    epsilon: Any
-    tau: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any
-    importance_exponent: Any
+    max_grad_norm: Rate0 = 10.0
 
 
-@checks_numbers()
-def dqn(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    discount: Rate01 = 0.99,
-    epsilon: Rate01 = FALLING_EPSILON,
-    epsilon_spread: Annotated[float, FROM_0] = 0.0,
-    tau: OptionalRate01 = None,
-    max_grad_norm: Rate0 = 10.0,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    rollout_length: int = 4,
-    updates_per_tick: int | None = None,
-    batch_size: int = 128,
-    buffer_size: int = 100_000,
-    warmup_steps: int | None = None,
-    warmup_actions: WarmupActions = "uniform",
-    n_step: int = 1,
-    sequence_length: int = 8,
-    burn_in: int = 4,
-    priority_exponent: Annotated[float, FROM_0_TO_1] = 0.0,
-    importance_exponent: Rate01 = 0.4,
-    target_period: int = 1,
-    double: bool = True,
-    dueling: bool = False,
-    munchausen: Annotated[float, FROM_0_TO_1] = 0.0,
-    munchausen_temperature: Annotated[float, ABOVE_0] = 0.03,
-    noisy: bool = False,
-    value_head: ValueKind = "scalar",
-    num_atoms: int = 51,
-    value_min: Annotated[float, ANY] = -10.0,
-    value_max: Annotated[float, ANY] = 10.0,
-    normalize_observations: bool | None = None,
-    q_hidden: tuple[int, ...] = (128, 128),
-    q_keys: tuple[str, ...] = (),
-    activation: Activation = "relu",
-    layer_norm: bool = False,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
-    precision: Precision = "f32",
-    q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.huber,
-) -> Algorithm:
-    """Build DQN.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dqn(
+    OptimizerFields,
+    NormedFields,
+    MemoryFields,
+    QFields,
+    ObservationFields,
+    PriorityFields,
+    SequenceFields,
+    WarmupFields,
+    DqnHyper,
+):
+    """DQN.
 
     A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
     updates once ``warmup_steps`` steps are in the buffer.
-
-    Args:
-        learning_rate: Learning rate of all networks.
-        discount: Discount factor γ per step.
-        epsilon: Share of random actions. With ``noisy`` write 0, as published.
-        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for
-            equal shares.
-        tau: Weight of the new params in the target network every ``target_period`` updates, 0 to 1;
-            None for 0.005, or 1 (a copy) with a period of several updates.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick.
-        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
-            Published is one per 4 steps; CartPole-v1 reaches 82 with it after 50,000 steps, else
-            475.
-        batch_size: Transitions in a minibatch, or sequences with a memory.
-        buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
-            of a short run.
-        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
-        n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a training sequence with a memory.
-        burn_in: Steps before each sequence that only compute the memory.
-        priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
-            (full).
-        target_period: Updates between two steps of the target network.
-        double: Whether the online network selects the target's action (double Q-learning).
-        dueling: Whether values and advantages have separate heads.
-        munchausen: Weight α of the policy's log-probability in the reward (Munchausen DQN;
-            published: 0.9); 0 for none. Targets then average over a softmax policy of the target
-                network, so that ``double`` has no effect.
-        munchausen_temperature: Temperature τ of that policy, in units of scaled rewards.
-        noisy: Whether dense layers have trained noise. Each update draws one noise, each step one
-            per environment; greedy actions have none.
-        value_head: "scalar", "categorical" (a distribution over ``num_atoms`` returns), "quantiles"
-            (``num_atoms`` of them), or "implicit" (quantiles at ``num_atoms`` random levels per
-            step, IQN; actions maximize the mean over 32 fixed levels).
-        num_atoms: Atoms or quantiles of a distribution of returns. For "implicit" write fewer than
-            51, such as 8.
-        value_min: Smallest return of a categorical head.
-        value_max: Largest return of a categorical head.
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        q_hidden: Sizes of the Q-network's hidden layers.
-        q_keys: Entries of a dictionary observation that the network reads; empty for all.
-        activation: Activation of the hidden layers.
-        layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers (DRQN); 0 for none.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        q_loss: ``(q, target) -> loss`` of a "scalar" head, on scalars.
-
-    Returns:
-        The algorithm.
     """
-    given = locals()
-    weight = (1.0 if target_period > 1 else 0.005) if tau is None else tau
-    rates = (
-        learning_rate,
-        discount,
-        epsilon,
-        weight,
-        max_grad_norm,
-        reward_scale,
-        weight_decay,
-        importance_exponent,
-    )
-    hyper = DqnHyper(*rates)
-    shared: dict[str, Any] = {name: given[name] for name in SHARED} | dict(noisy=noisy)
-    options = shared | dict(
-        q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer
-    )
-    options |= dict(
-        value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max
-    )
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    name: ClassVar[str] = "dqn"
+
+    epsilon_spread: Annotated[float, FROM_0] = 0.0
+    """The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for equal shares."""
+    rollout_length: int = 4
+    updates_per_tick: int | None = None
+    """Gradient updates in a tick; None for one per sampled step, at most 64. Published is one per 4
+    steps; CartPole-v1 reaches 82 with it after 50,000 steps, else 475.
+    """
+    batch_size: int = 128
+    buffer_size: int = 100_000
+    target_period: int = 1
+    """Updates between two steps of the target network."""
+    double: bool = True
+    """Whether the online network selects the target's action (double Q-learning)."""
+    dueling: bool = False
+    """Whether values and advantages have separate heads."""
+    munchausen: Annotated[float, FROM_0_TO_1] = 0.0
+    """Weight α of the policy's log-probability in the reward (Munchausen DQN; published: 0.9); 0
+    for none. Targets then average over a softmax policy of the target network, so that ``double``
+    has no effect.
+    """
+    munchausen_temperature: Annotated[float, ABOVE_0] = 0.03
+    """Temperature τ of that policy, in units of scaled rewards."""
+    noisy: bool = False
+    """Whether dense layers have trained noise. Each update draws one noise, each step one per
+    environment; greedy actions have none.
+    """
+    value_head: ValueKind = "scalar"
+    """Kind of the values: "scalar", "categorical" (a distribution over ``num_atoms`` returns),
+    "quantiles" (``num_atoms`` of them), or "implicit" (quantiles at ``num_atoms`` random levels per
+    step, IQN; actions maximize the mean over 32 fixed levels).
+    """
+    num_atoms: int = 51
+    """Atoms or quantiles of a distribution of returns. For "implicit" write fewer than 51, such as
+    8.
+    """
+    value_min: Annotated[float, ANY] = -10.0
+    """Smallest return of a categorical head."""
+    value_max: Annotated[float, ANY] = 10.0
+    """Largest return of a categorical head."""
+    q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.huber
+    """``(q, target) -> loss`` of a "scalar" head, on scalars."""
+
+    @cached_property
+    def hyper(self) -> Any:
+        """NamedTuple of the rates, with a number for ``tau``."""
+        default = 1.0 if self.target_period > 1 else 0.005
+        return hyper_of(self)._replace(tau=default if self.tau is None else self.tau)
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the updates of a tick and the warm-up, unless they were given."""
+        return sizes_of_replay(self, num_envs, total_steps)
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         space = require_actions("dqn", spec, (Discrete, MultiDiscrete), "sac")
-        require_positive(target_period=target_period)
-        check_optimizer(optimizer, weight_decay)
-        updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
-        data = data._replace(warmup_actions=warmup_actions)
-        priorities = Prioritize(
-            "critic", priority_exponent, lambda hyper: hyper.importance_exponent
-        )
-        data = data._replace(prioritize=priorities if priority_exponent else None)
-        head = make_value_head(value_head, num_atoms, (value_min, value_max), q_loss)
+        require_positive(target_period=self.target_period)
+        check_optimizer(self.optimizer, self.weight_decay)
+        data = replay_of(self, num_envs)
+        atoms = self.value_min, self.value_max
+        head = make_value_head(self.value_head, self.num_atoms, atoms, self.q_loss)
         num_actions = num_joint(space)
-        seen: dict[str, Any] = dict(hidden=q_hidden, keys=q_keys)
-        seen |= dict(
-            split=partial(two_parts, num_levels=head.num_levels) if head.num_levels else None
+        q = make_network(
+            spec.obs,
+            q_outputs(num_actions, head.width, self.dueling),
+            hidden=self.q_hidden,
+            keys=self.q_keys,
+            split=partial(two_parts, num_levels=head.num_levels) if head.num_levels else None,
+            **layers_of(self),
         )
-        q = make_network(spec.obs, q_outputs(num_actions, head.width, dueling), **seen, **shared)
-        successor = greedy_successor(space, q, head, data, double)
-        if munchausen:
-            require_munchausen(value_head, n_step)
+        successor = greedy_successor(space, q, head, data, self.double)
+        if self.munchausen:
+            require_munchausen(self.value_head, self.n_step)
             successor = munchausen_successor(
-                space, q, head, data, munchausen, munchausen_temperature
+                space, q, head, data, self.munchausen, self.munchausen_temperature
             )
-        parts = {"critic": critic_part(space, q, head, data, successor, target_period, optimizer)}
+        critic = critic_part(space, q, head, data, successor, self.target_period, self.optimizer)
         decide, init_decide = by_q_values(
             space,
             lambda outputs: head.expected(by_action(outputs["critic"], num_actions)),
-            epsilon_spread,
+            self.epsilon_spread,
         )
         return Agent(
-            parts,
-            data,
+            parts={"critic": critic},
+            data=data,
             acts={"critic": "q"},
             decide=decide,
-            rollout_length=rollout_length,
+            rollout_length=self.rollout_length,
             init_decide=init_decide,
-            normalize_observations=normalize_observations,
+            normalize_observations=self.normalize_observations,
         )
 
-    return Algorithm("dqn", hyper, options, build, sizes)
+
+dqn = Dqn
 
 
 Successor = Callable[[Learned, ReplayBatch, jax.Array], tuple[jax.Array, jax.Array]]

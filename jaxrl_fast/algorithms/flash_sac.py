@@ -7,11 +7,22 @@ residual, with batch norms and weights of unit norm. Rewards are normalized so t
 within the range of the critic's atoms.
 """
 
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.shared_fields import (
+    CriticFields,
+    InputFields,
+    PolicyFields,
+    TargetRates,
+    WarmupFields,
+    layers_of,
+    replay_of,
+    sizes_of_replay,
+)
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
 from jaxrl_fast.learning.acting import (
     repeated_noise_action,
@@ -21,169 +32,124 @@ from jaxrl_fast.learning.acting import (
 )
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     Part,
-    Replay,
     ReplayBatch,
-    WarmupActions,
     gradients_of,
-    off_policy_sizes,
     require_actions,
     require_positive,
 )
 from jaxrl_fast.learning.critics import ValueHead, categorical_head
-from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, make_network
+from jaxrl_fast.networks.network import Network, ensemble, make_network
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
     AnyRate,
     Rate0,
     Rate01,
-    checks_numbers,
     make_optimizer,
 )
 
 
-class FlashSacHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 1.5e-4)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlashSacHyper(TargetRates):
+    """Rates of FlashSAC."""
 
-    Attributes:
-        learning_rate: Learning rate of all networks.
-        temperature_learning_rate: Learning rate of the temperature's logarithm.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal
-            noise with a deviation of 0.15.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards, before they are normalized.
+    tau: Rate01 = 0.01
+    temperature_learning_rate: Rate0 = 3e-4
+    """Learning rate of the temperature's logarithm."""
+    target_entropy_per_action: AnyRate = -0.478
+    """Target entropy in nats per action dimension; by default of normal noise with a deviation of
+    0.15.
     """
-
-    learning_rate: Any
-    temperature_learning_rate: Any
-    discount: Any
-    tau: Any
-    target_entropy_per_action: Any
-    max_grad_norm: Any
-    reward_scale: Any
+    reward_scale: Rate0 = 1.0
+    """Factor of the rewards, before they are normalized."""
 
 
-@checks_numbers()
-def flash_sac(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    temperature_learning_rate: Rate0 = 3e-4,
-    discount: Rate01 = 0.99,
-    tau: Rate01 = 0.01,
-    target_entropy_per_action: AnyRate = -0.478,
-    max_grad_norm: Rate0 = 1e6,
-    reward_scale: Rate0 = 1.0,
-    rollout_length: int = 1,
-    updates_per_tick: int | None = None,
-    batch_size: int = 256,
-    buffer_size: int = 1_000_000,
-    warmup_steps: int | None = None,
-    warmup_actions: WarmupActions = "uniform",
-    n_step: int = 1,
-    policy_delay: int = 2,
-    max_repeats: int = 16,
-    num_atoms: int = 101,
-    max_return: Annotated[float, ABOVE_0] = 5.0,
-    policy_hidden: tuple[int, ...] = (64, 64),
-    critic_hidden: tuple[int, ...] = (128, 128),
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    initial_temperature: Annotated[float, ABOVE_0] = 0.01,
-    cnn: Cnn = "auto",
-    precision: Precision = "f32",
-) -> Algorithm:
-    """Build FlashSAC.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlashSac(InputFields, CriticFields, PolicyFields, WarmupFields, FlashSacHyper):
+    """FlashSAC.
 
     A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
     updates once ``warmup_steps`` steps are in the buffer. The default widths are for two CPU cores.
     Rewards are divided so that no discounted return so far is larger than ``max_return``.
-
-    Args:
-        learning_rate: Learning rate of all networks.
-        temperature_learning_rate: Learning rate of the temperature's logarithm.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal
-            noise with a deviation of 0.15.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards, before they are normalized.
-        rollout_length: Steps of each environment in a tick.
-        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
-        batch_size: Transitions in a minibatch.
-        buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
-            of a short run.
-        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
-        n_step: Steps whose rewards are summed before bootstrapping.
-        policy_delay: Updates between two steps of the actor.
-        max_repeats: Most steps for which exploration repeats its noise.
-        num_atoms: Atoms of the critics, from ``-max_return`` to ``max_return``.
-        max_return: Bound of discounted returns of normalized rewards, and of the critic's atoms.
-        policy_hidden: Width of each residual block of the policy (published: 128, with batches of
-            512 to 2,048).
-        critic_hidden: Width of each residual block of the critics (published: 256).
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
-        initial_temperature: Temperature at the start of the run.
-        cnn: Convolutions for images (`make_network`).
-        precision: "f32", or "bf16" for dense layers and convolutions.
-
-    Returns:
-        The algorithm.
     """
-    rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
-    hyper = FlashSacHyper(*rates, max_grad_norm, reward_scale)
-    options: dict[str, Any] = dict(
-        cnn=cnn, precision=precision, num_atoms=num_atoms, max_return=max_return
-    )
-    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    name: ClassVar[str] = "flash_sac"
+
+    batch_size: int = 256
+    """Transitions in a minibatch."""
+    policy_delay: int = 2
+    """Updates between two steps of the actor."""
+    max_repeats: int = 16
+    """Most steps for which exploration repeats its noise."""
+    num_atoms: int = 101
+    """Atoms of the critics, from ``-max_return`` to ``max_return``."""
+    max_return: Annotated[float, ABOVE_0] = 5.0
+    """Bound of discounted returns of normalized rewards, and of the critic's atoms."""
+    policy_hidden: tuple[int, ...] = (64, 64)
+    """Width of each residual block of the policy (published: 128, with batches of 512 to 2,048).
+    """
+    critic_hidden: tuple[int, ...] = (128, 128)
+    """Width of each residual block of the critics (published: 256)."""
+    initial_temperature: Annotated[float, ABOVE_0] = 0.01
+    """Temperature at the start of the run."""
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the updates of a tick and the warm-up, unless they were given."""
+        return sizes_of_replay(self, num_envs, total_steps)
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         box = require_actions("flash_sac", spec, (Box,), "dqn")
-        require_positive(policy_delay=policy_delay, max_repeats=max_repeats)
-        if num_atoms < 2 or not max_return > 0.0:
+        require_positive(policy_delay=self.policy_delay, max_repeats=self.max_repeats)
+        if self.num_atoms < 2 or not self.max_return > 0.0:
             raise ValueError(
-                f"num_atoms={num_atoms} and max_return={max_return}: write such as 101 and 5.0"
+                f"num_atoms={self.num_atoms} and max_return={self.max_return}: "
+                "write such as 101 and 5.0"
             )
-        updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step)
-        data = data._replace(warmup_actions=warmup_actions)
-        shared: dict[str, Any] = dict(network="residual", cnn=cnn, precision=precision)
-        size = distributions.num_outputs(box)
-        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **shared)
-        own: dict[str, Any] = dict(
-            hidden=critic_hidden, keys=critic_keys, action_shape=(box.low.size,)
+        data = replay_of(self, num_envs)
+        layers = {"network": "residual", **layers_of(self)}
+        policy = make_network(
+            spec.obs,
+            distributions.num_outputs(box),
+            hidden=self.policy_hidden,
+            keys=self.policy_keys,
+            **layers,
         )
-        q = ensemble(make_network(spec.obs, num_atoms, **own, **shared), 2)
-        head = categorical_head(num_atoms, (-max_return, max_return))
-        decide, init_decide = repeated_noise_action(box, max_repeats)
-        temperature = temperature_network(initial_temperature)
+        critic = make_network(
+            spec.obs,
+            self.num_atoms,
+            hidden=self.critic_hidden,
+            keys=self.critic_keys,
+            action_shape=(box.low.size,),
+            **layers,
+        )
+        q = ensemble(critic, 2)
+        head = categorical_head(self.num_atoms, (-self.max_return, self.max_return))
+        decide, init_decide = repeated_noise_action(box, self.max_repeats)
+        networks = {
+            "policy": policy,
+            "temperature": temperature_network(self.initial_temperature),
+        }
         return Agent(
             parts={
                 "critic": critic_part(box, policy, q, head),
-                "actor": actor_part(
-                    box, {"policy": policy, "temperature": temperature}, q, head, policy_delay
-                ),
+                "actor": actor_part(box, networks, q, head, self.policy_delay),
             },
             data=data,
             acts={"actor": "policy"},
             decide=decide,
             init_decide=init_decide,
-            rollout_length=rollout_length,
+            rollout_length=self.rollout_length,
             normalize_observations=False,
             normalize_rewards=True,
-            max_return=max_return,
+            max_return=self.max_return,
         )
 
-    return Algorithm("flash_sac", hyper, options, build, sizes)
+
+flash_sac = FlashSac
 
 
 def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead) -> Part:

@@ -6,16 +6,26 @@ network. Every update computes V-trace with the newest params.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.shared_fields import (
+    MemoryFields,
+    NormedFields,
+    ObservationFields,
+    OptimizerFields,
+    Rates,
+    RolloutFields,
+    layers_of,
+    sizes_of_rollout,
+)
 from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
 from jaxrl_fast.learning.acting import policy_of, sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     OnPolicy,
@@ -24,19 +34,13 @@ from jaxrl_fast.learning.algorithm import (
     after_rollout,
     elementwise,
     gradients_of,
-    on_policy_sizes,
     over_rollout,
     require_actions,
 )
 from jaxrl_fast.networks.network import (
-    SHARED,
     Activation,
-    Cnn,
     Head,
-    MemoryKind,
     Network,
-    Precision,
-    Torso,
     make_network,
 )
 from jaxrl_fast.numerics import distributions, losses
@@ -45,148 +49,92 @@ from jaxrl_fast.numerics.optimizers import (
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
 
-class ImpalaHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(7e-4, 0.0)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImpalaHyper(Rates):
+    """Rates of IMPALA; another is in `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of all networks.
-        discount: Discount factor γ per step.
-        trace_lambda: λ of the traces (1: whole rollouts, as published).
-        clip_rho: Upper bound of the importance ratios of errors.
-        clip_c: Upper bound of the importance ratios of traces.
-        value_coef: Weight of the value loss in the loss.
-        entropy_coef: Weight of the policy's entropy in the loss.
-        max_grad_norm: Norm to which gradients are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-    """
-
-    learning_rate: Any
-    discount: Any
-    trace_lambda: Any
-    clip_rho: Any
-    clip_c: Any
-    value_coef: Any
-    entropy_coef: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any
+    learning_rate: Rate0 = 7e-4
+    trace_lambda: Rate01 = 1.0
+    """λ of the traces (1: whole rollouts, as published)."""
+    clip_rho: Rate0 = 1.0
+    """Upper bound of the importance ratios of errors."""
+    clip_c: Rate0 = 1.0
+    """Upper bound of the importance ratios of traces."""
+    value_coef: Rate0 = 0.5
+    """Weight of the value loss in the loss."""
+    entropy_coef: Rate0 = 0.01
+    """Weight of the policy's entropy in the loss."""
+    max_grad_norm: Rate0 = 0.5
+    """Norm to which gradients are clipped."""
 
 
-@checks_numbers()
-def impala(
-    *,
-    learning_rate: Rate0 = 7e-4,
-    discount: Rate01 = 0.99,
-    trace_lambda: Rate01 = 1.0,
-    clip_rho: Rate0 = 1.0,
-    clip_c: Rate0 = 1.0,
-    value_coef: Rate0 = 0.5,
-    entropy_coef: Rate0 = 0.01,
-    max_grad_norm: Rate0 = 0.5,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    rollout_length: int = 20,
-    num_minibatches: int | None = None,
-    normalize_observations: bool | None = None,
-    normalize_rewards: bool = True,
-    hidden: tuple[int, ...] = (64, 64),
-    keys: tuple[str, ...] = (),
-    activation: Activation = "tanh",
-    layer_norm: bool = False,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "rmsprop:2.4e-7:0.99",
-    precision: Precision = "f32",
-    value_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
-) -> Algorithm:
-    """Build IMPALA.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Impala(
+    OptimizerFields,
+    NormedFields,
+    MemoryFields,
+    ObservationFields,
+    RolloutFields,
+    ImpalaHyper,
+):
+    """IMPALA.
 
     A tick samples ``rollout_length`` steps in every environment and uses them once, in
     ``num_minibatches`` updates.
-
-    Args:
-        learning_rate: Learning rate of all networks.
-        discount: Discount factor γ per step.
-        trace_lambda: λ of the traces (1: whole rollouts, as published).
-        clip_rho: Upper bound of the importance ratios of errors.
-        clip_c: Upper bound of the importance ratios of traces.
-        value_coef: Weight of the value loss in the loss.
-        entropy_coef: Weight of the policy's entropy in the loss.
-        max_grad_norm: Norm to which gradients are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick.
-        num_minibatches: Updates in a tick, of whole rollouts; None for minibatches of at least 640
-            steps.
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        normalize_rewards: Whether to divide rewards by the deviation of returns.
-        hidden: Sizes of the hidden layers.
-        keys: Entries of a dictionary observation that the network reads; empty for all.
-        activation: Activation of the hidden layers.
-        layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        value_loss: ``(value, target) -> loss``, on scalars.
-
-    Returns:
-        The algorithm.
     """
-    given = locals()
-    rates = (
-        learning_rate,
-        discount,
-        trace_lambda,
-        clip_rho,
-        clip_c,
-        value_coef,
-        entropy_coef,
-        max_grad_norm,
-    )
-    hyper = ImpalaHyper(*rates, reward_scale, weight_decay)
-    shared: dict[str, Any] = {name: given[name] for name in SHARED}
-    options = shared | dict(hidden=tuple(hidden), keys=tuple(keys), optimizer=optimizer)
-    sizes = on_policy_sizes(
-        rollout_length, num_minibatches, steps=640, least=1, whole_rollouts=True
-    )
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    name: ClassVar[str] = "impala"
+
+    rollout_length: int = 20
+    """Steps of each environment in a tick."""
+    num_minibatches: int | None = None
+    """Updates in a tick, of whole rollouts; None for minibatches of at least 640 steps."""
+    normalize_rewards: bool = True
+    """Whether to divide rewards by the deviation of returns."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    keys: tuple[str, ...] = ()
+    """Entries of a dictionary observation that the network reads; empty for all."""
+    activation: Activation = "tanh"
+    optimizer: OptimizerName = "rmsprop:2.4e-7:0.99"
+    value_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error
+    """``(value, target) -> loss``, on scalars."""
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the minibatches, unless they were given."""
+        return sizes_of_rollout(
+            self, num_envs, total_steps, steps=640, least=1, whole_rollouts=True
+        )
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         space = require_actions("impala", spec, (Discrete, MultiDiscrete, Box), "sac")
-        check_optimizer(optimizer, weight_decay)
-        sized = sizes(num_envs)
+        check_optimizer(self.optimizer, self.weight_decay)
         heads = {"policy": Head(distributions.num_outputs(space), 0.01), "value": Head(1)}
-        network = make_network(spec.obs, heads, hidden=hidden, keys=keys, **shared)
+        network = make_network(
+            spec.obs, heads, hidden=self.hidden, keys=self.keys, **layers_of(self)
+        )
         return Agent(
-            parts={"agent": agent_part(space, network, value_loss, optimizer)},
+            parts={"agent": agent_part(space, network, self.value_loss, self.optimizer)},
             data=OnPolicy(
                 num_epochs=1,
-                num_minibatches=sized["num_minibatches"],
-                sequence_length=rollout_length,
+                num_minibatches=self.sizes(num_envs)["num_minibatches"],
+                sequence_length=self.rollout_length,
             ),
             acts={"agent": "network"},
             decide=sample_action(space, remember=True, outputs_of=policy_outputs),
             outputs_of=policy_outputs,
-            rollout_length=sized["rollout_length"],
-            normalize_observations=normalize_observations,
-            normalize_rewards=normalize_rewards,
+            rollout_length=self.rollout_length,
+            normalize_observations=self.normalize_observations,
+            normalize_rewards=self.normalize_rewards,
         )
 
-    return Algorithm("impala", hyper, options, build, sizes)
+
+impala = Impala
 
 
 def policy_outputs(outputs: dict[str, Any]) -> jax.Array:

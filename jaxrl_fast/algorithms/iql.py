@@ -6,30 +6,41 @@ recorded actions with weights that grow with their advantage.
 """
 
 import math
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.ppo_options import with_free_outputs
-from jaxrl_fast.core import Actions, Box, EnvSpec, Metrics, Number, PyTree
+from jaxrl_fast.algorithms.shared_fields import (
+    ActorCriticFields,
+    Dropout,
+    ObservationFields,
+    OptimizerFields,
+    ReplayFields,
+    TargetRates,
+    layers_of,
+    policy_and_critics,
+    replay_of,
+    sizes_of_replay,
+)
+from jaxrl_fast.core import Actions, Box, EnvSpec, Metrics, PyTree
 from jaxrl_fast.learning.acting import sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     Part,
     Replay,
     ReplayBatch,
     gradients_of,
-    off_policy_sizes,
     over_replay,
     over_successors,
     require_actions,
 )
-from jaxrl_fast.learning.critics import policy_and_critics, regression
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
+from jaxrl_fast.learning.critics import regression
+from jaxrl_fast.networks.network import Network, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.distributions import Normal
 from jaxrl_fast.numerics.optimizers import (
@@ -37,7 +48,6 @@ from jaxrl_fast.numerics.optimizers import (
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
@@ -47,153 +57,79 @@ LOG_DEVIATIONS = -5.0, 2.0
 """Bounds of the logarithm of the policy's standard deviations, as published."""
 
 
-class IqlHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Cosine(3e-4, 0.0)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IqlHyper(TargetRates):
+    """Rates of IQL; another is in `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of the critics.
-        actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in the target Q-networks, 0 to 1.
-        expectile: Expectile of the Q-values that the value network learns, 0.5 (mean) to 1
-            (maximum).
-        advantage_scale: Factor of the advantage in the exponent of a recorded action's weight; β in
-            the paper.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-    """
-
-    learning_rate: Any
-    actor_learning_rate_ratio: Any
-    discount: Any
-    tau: Any
-    expectile: Any
-    advantage_scale: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any
+    learning_rate: Rate0 = 3e-4
+    """Learning rate of the critics."""
+    actor_learning_rate_ratio: Rate0 = 1.0
+    """Learning rate of the actor, relative to ``learning_rate``."""
+    expectile: Rate01 = 0.7
+    """Expectile of the Q-values that the value network learns, 0.5 (mean) to 1 (maximum)."""
+    advantage_scale: Rate0 = 3.0
+    """Factor of the advantage in the exponent of a recorded action's weight; β in the paper."""
+    reward_scale: Rate0 = 1.0
+    """Factor of the rewards, which scales advantages, too."""
 
 
-@checks_numbers()
-def iql(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    actor_learning_rate_ratio: Rate0 = 1.0,
-    discount: Rate01 = 0.99,
-    tau: Rate01 = 0.005,
-    expectile: Rate01 = 0.7,
-    advantage_scale: Rate0 = 3.0,
-    max_grad_norm: Rate0 = 1e6,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    rollout_length: int = 1,
-    updates_per_tick: int | None = None,
-    batch_size: int = 256,
-    buffer_size: int = 1_000_000,
-    warmup_steps: int | None = None,
-    n_step: int = 1,
-    normalize_observations: bool | None = None,
-    policy_hidden: tuple[int, ...] = (256, 256),
-    critic_hidden: tuple[int, ...] = (256, 256),
-    policy_dropout: Annotated[float, Number(0, 0.9)] = 0.0,
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    activation: Activation = "relu",
-    critic_layer_norm: bool = False,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
-    precision: Precision = "f32",
-) -> Algorithm:
-    """Build IQL.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Iql(OptimizerFields, ActorCriticFields, ObservationFields, ReplayFields, IqlHyper):
+    """IQL."""
 
-    Args:
-        learning_rate: Learning rate of the critics.
-        actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in the target Q-networks, 0 to 1.
-        expectile: Expectile of the Q-values that the value network learns, 0.5 (mean) to 1
-            (maximum).
-        advantage_scale: Factor of the advantage in the exponent of a recorded action's weight; β in
-            the paper.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards, which scales advantages, too.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick.
-        updates_per_tick: Gradient updates in a tick; None for one per step, at most 64.
-        batch_size: Transitions in a minibatch.
-        buffer_size: Capacity of the replay buffer of sampled steps.
-        warmup_steps: Steps before the first update, without data; None for 5,000, or a 20th of a
-            short run.
-        n_step: Steps whose rewards are summed before bootstrapping.
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        policy_hidden: Sizes of the policy's hidden layers.
-        critic_hidden: Sizes of the hidden layers of critics and value network.
-        policy_dropout: Share of the outputs of the policy's hidden layers that an update sets to 0.
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of a dictionary observation that the critics read; empty for all.
-        activation: Activation of the hidden layers.
-        critic_layer_norm: Whether to normalize the critics' hidden layers.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
+    name: ClassVar[str] = "iql"
 
-    Returns:
-        The algorithm.
-    """
-    rates = learning_rate, actor_learning_rate_ratio, discount, tau, expectile, advantage_scale
-    hyper = IqlHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(
-        activation=activation, network=network, cnn=cnn, precision=precision
-    )
-    options: dict[str, Any] = dict(
-        policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden), **shared
-    )
-    options |= dict(
-        policy_keys=tuple(policy_keys),
-        critic_keys=tuple(critic_keys),
-        policy_dropout=policy_dropout,
-    )
-    options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
+    batch_size: int = 256
+    """Transitions in a minibatch."""
+    buffer_size: int = 1_000_000
+    """Capacity of the replay buffer of sampled steps."""
+    critic_hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers of critics and value network."""
+    policy_dropout: Dropout = 0.0
+    """Share of the outputs of the policy's hidden layers that an update sets to 0."""
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the updates of a tick and the warm-up, unless they were given."""
+        return sizes_of_replay(self, num_envs, total_steps)
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         box = require_actions("iql", spec, (Box,), "bc")
-        check_optimizer(optimizer, weight_decay)
-        updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step)
-        plain = {**options, "memory": "gru", "recurrent_size": 0}
-        _, q = policy_and_critics(spec.obs, plain, policy_size=1, action_shape=(box.low.size,))
-        critic = dict(
-            hidden=options["critic_hidden"],
-            keys=options["critic_keys"],
-            layer_norm=critic_layer_norm,
+        check_optimizer(self.optimizer, self.weight_decay)
+        data = replay_of(self, num_envs)
+        _, q = policy_and_critics(self, spec.obs, policy_size=1, action_shape=(box.low.size,))
+        value = make_network(
+            spec.obs,
+            1,
+            hidden=self.critic_hidden,
+            keys=self.critic_keys,
+            layer_norm=self.critic_layer_norm,
+            **layers_of(self),
         )
-        value = make_network(spec.obs, 1, **critic, **shared)
-        actor = dict(
-            hidden=options["policy_hidden"], keys=options["policy_keys"], dropout=policy_dropout
+        means = make_network(
+            spec.obs,
+            box.low.size,
+            hidden=self.policy_hidden,
+            keys=self.policy_keys,
+            dropout=self.policy_dropout,
+            out_scale=0.01,
+            **layers_of(self),
         )
-        policy = make_network(spec.obs, box.low.size, out_scale=0.01, **actor, **shared)
+        policy = with_deviations(means, box.low.size)
         return Agent(
             parts={
-                "critic": critic_part(box, q, value, data, optimizer),
-                "actor": actor_part(
-                    box, with_deviations(policy, box.low.size), q, value, data, optimizer
-                ),
+                "critic": critic_part(box, q, value, data, self.optimizer),
+                "actor": actor_part(box, policy, q, value, data, self.optimizer),
             },
             data=data,
             acts={"actor": "policy"},
             decide=sample_action(box, remember=False, policy=bounded_normal),
-            rollout_length=rollout_length,
-            normalize_observations=normalize_observations,
+            rollout_length=self.rollout_length,
+            normalize_observations=self.normalize_observations,
         )
 
-    return Algorithm("iql", hyper, options, build, sizes)
+
+iql = Iql
 
 
 def with_deviations(policy: Network, size: int) -> Network:

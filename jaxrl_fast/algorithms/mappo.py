@@ -3,142 +3,76 @@
 Policies read the observation of their agent; the critic reads the global state.
 """
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 
-from jaxrl_fast.algorithms.multi_agent import ppo_of_agents
+from jaxrl_fast.algorithms.multi_agent import PpoOfAgents, ppo_of_agents, ppo_of_one
 from jaxrl_fast.algorithms.ppo import first_output
+from jaxrl_fast.algorithms.shared_fields import layers_of
 from jaxrl_fast.core import STATE, EnvSpec, PyTree
-from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
+from jaxrl_fast.learning.algorithm import Agent, ValueOf
 from jaxrl_fast.networks.network import (
-    Activation,
-    Cnn,
-    MemoryKind,
     Network,
-    Precision,
-    Torso,
     make_network,
 )
 from jaxrl_fast.networks.per_agent import separate_networks
-from jaxrl_fast.numerics import losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
 
 
-@checks_numbers()
-def mappo(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    critic_learning_rate_ratio: Rate0 = 1.0,
-    discount: Rate01 = 0.99,
-    gae_lambda: Rate01 = 0.95,
-    clip_range: Rate0 = 0.2,
-    entropy_coef: Rate0 = 0.01,
-    max_grad_norm: Rate0 = 0.5,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    rollout_length: int | None = None,
-    num_epochs: int = 4,
-    num_minibatches: int | None = None,
-    normalize_observations: bool = False,
-    normalize_rewards: bool = False,
-    normalize_advantages: bool = True,
-    normalize_values: bool = False,
-    share_parameters: bool = True,
-    policy_hidden: tuple[int, ...] = (64, 64),
-    value_hidden: tuple[int, ...] = (64, 64),
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    activation: Activation = "tanh",
-    layer_norm: bool = False,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam:1e-5",
-    precision: Precision = "f32",
-    policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
-    value_loss: Callable[..., jax.Array] = losses.squared_error,
-) -> Algorithm:
-    """Build MAPPO.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mappo(PpoOfAgents):
+    """MAPPO.
 
     The critic reads the global state, or all agents' observations if there is none. It has one
     value if agents share their reward, else one for each agent.
+    """
+
+    name: ClassVar[str] = "mappo"
+    critic_keys: tuple[str, ...] = ()
+    """Entries of the whole observation that the critic reads; empty for ``state``, or for all
+    entries without a state.
+    """
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the rollout's length and the minibatches, unless they were given."""
+        return ppo_of_one(self).sizes(num_envs, total_steps)
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
+
+        def make_critic(critic: Network) -> tuple[Network, ValueOf]:
+            return central_critic(self, spec)
+
+        return ppo_of_agents(self, ppo_of_one(self), spec, num_envs, make_critic)
+
+
+mappo = Mappo
+
+
+def central_critic(declared: Mappo, spec: EnvSpec) -> tuple[Network, ValueOf]:
+    """Build the critic that reads the global state.
 
     Args:
-        learning_rate: Learning rate of the policy.
-        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``.
-        discount: Discount factor γ per step.
-        gae_lambda: λ of the advantages.
-        clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
-        entropy_coef: Weight of the policy's entropy in the loss.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick; None for a length that depends on
-            ``num_envs`` (`default_rollout`).
-        num_epochs: Passes over a rollout.
-        num_minibatches: Minibatches in an epoch; None for a power of two that depends on
-            ``num_envs`` (`on_policy_sizes`).
-        normalize_observations: Whether to normalize observations.
-        normalize_rewards: Whether to divide rewards by the deviation of returns.
-        normalize_advantages: Whether to normalize advantages in each minibatch.
-        normalize_values: Whether the critic learns targets that are scaled by their running mean
-            and deviation.
-        share_parameters: Whether agents share networks (the policy reads the agent's number), or
-            have separate networks and optimizers.
-        policy_hidden: Sizes of the policy's hidden layers.
-        value_hidden: Sizes of the value network's hidden layers.
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of the whole observation that the critic reads; empty for ``state``, or
-            for all entries without a state.
-        activation: Activation of the hidden layers.
-        layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers; 0 for none.
-            With it, minibatches are whole sequences.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
-        value_loss: ``(value, target) -> loss``, on scalars.
+        declared: MAPPO.
+        spec: Environment of several agents.
 
     Returns:
-        The algorithm.
+        The network, and the function that reads its values.
     """
-    given = locals()
-
-    def make_critic(spec: EnvSpec, one: Network) -> tuple[Network, ValueOf]:
-        assert spec.num_agents is not None
-        has_state = isinstance(spec.obs, dict) and STATE in spec.obs
-        size = spec.num_agents if share_parameters and not spec.shared_reward else 1
-        keys = tuple(critic_keys) or ((STATE,) if has_state else ())
-        how: dict[str, Any] = dict(
-            activation=activation,
-            layer_norm=layer_norm,
-            network=network,
-            cnn=cnn,
-            precision=precision,
-        )
-        value = make_network(
-            spec.obs,
-            size,
-            hidden=value_hidden,
-            keys=keys,
-            memory=memory,
-            recurrent_size=recurrent_size,
-            **how,
-        )
-        if not share_parameters:
-            return separate_networks(value, spec.num_agents, see_all=True), first_output
-        return value, first_output if spec.shared_reward else all_outputs
-
-    return ppo_of_agents("mappo", given, make_critic)
+    assert spec.num_agents is not None
+    has_state = isinstance(spec.obs, dict) and STATE in spec.obs
+    each = declared.share_parameters and not spec.shared_reward
+    value = make_network(
+        spec.obs,
+        spec.num_agents if each else 1,
+        hidden=declared.value_hidden,
+        keys=declared.critic_keys or ((STATE,) if has_state else ()),
+        **layers_of(declared),
+    )
+    if not declared.share_parameters:
+        return separate_networks(value, spec.num_agents, see_all=True), first_output
+    return value, first_output if spec.shared_reward else all_outputs
 
 
 def all_outputs(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:

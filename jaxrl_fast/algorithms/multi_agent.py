@@ -6,7 +6,8 @@ If agents can be out, losses exclude the steps that they do not take.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,10 @@ import optax
 
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.algorithms.ppo_options import with_normalized_values
+from jaxrl_fast.algorithms.shared_fields import AgentFields, same_fields
 from jaxrl_fast.core import OUT, EnvSpec, PyTree, Transition
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     MakeTargets,
     OnPolicy,
     OnPolicyBatch,
@@ -31,10 +32,21 @@ from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
 
 TAKES_PART = "takes_part"
 """Target that marks which agents take part in a step, bool ``[T, E, A]``."""
-MakeCritic = Callable[[EnvSpec, Network], tuple[Network, ValueOf]]
-"""(environment, critic of one agent) -> critic of all agents, and the function that reads its
-values.
-"""
+MakeCritic = Callable[[Network], tuple[Network, ValueOf]]
+"""(critic of one agent) -> critic of all agents, and the function that reads its values."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PpoOfAgents(AgentFields, ppo.PpoFields):
+    """Fields of PPO for several agents."""
+
+    for_agents: ClassVar[bool] = True
+
+    num_epochs: int = 4
+    normalize_observations: bool = False
+    """Whether to normalize observations."""
+    normalize_rewards: bool = False
+    """Whether to divide rewards by the deviation of returns."""
 
 
 def spec_of_one(spec: EnvSpec, *, shared: bool) -> EnvSpec:
@@ -145,55 +157,63 @@ def mean_over_agents(*, separate: bool, masked: bool) -> ppo.Mean:
     return mean
 
 
-def ppo_of_agents(
-    name: str, given: dict[str, Any], make_critic: MakeCritic, own_critic_keys: tuple[str, ...] = ()
-) -> Algorithm:
-    """Build PPO for several agents.
+def ppo_of_one(declared: PpoOfAgents, critic_keys: tuple[str, ...] = ()) -> ppo.Ppo:
+    """Return PPO for one agent.
 
     Args:
-        name: Name of the algorithm.
-        given: Arguments of its factory: PPO's arguments and ``share_parameters``.
-        make_critic: Builds the critic of all agents.
-        own_critic_keys: Entries that the critic of one agent reads, if it is used.
+        declared: PPO for several agents.
+        critic_keys: Entries that the critic of one agent reads, if it is used.
 
     Returns:
-        The algorithm.
+        PPO.
 
     Raises:
         ValueError: ``normalize_values`` of agents with separate networks.
     """
-    shared = given["share_parameters"]
-    if given["normalize_values"] and not shared:
+    shared = declared.share_parameters
+    if declared.normalize_values and not shared:
         raise ValueError("normalize_values=true: write share_parameters=true, or leave it out")
-    keys = {"policy_keys": given["policy_keys"], "critic_keys": own_critic_keys}
-    keys = {key: keys_of_one(own, shared=shared) for key, own in keys.items()}
-    base = ppo.ppo(**{key: x for key, x in given.items() if key != "share_parameters"} | keys)
+    keys = {
+        "policy_keys": keys_of_one(declared.policy_keys, shared=shared),
+        "critic_keys": keys_of_one(critic_keys, shared=shared),
+    }
+    return ppo.Ppo(**same_fields(declared, ppo.Ppo) | keys)
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
-        one = base.build(spec_of_one(spec, shared=shared), num_envs)
-        assert isinstance(one.data, OnPolicy)
-        policy = network_of_all(one.parts["actor"].networks["policy"], spec, shared=shared)
-        value, value_of = make_critic(spec, one.parts["critic"].networks["value"])
-        leave = out_of(spec.obs) is not None
-        acting = mean_over_agents(separate=policy.separate, masked=leave)
-        valued = mean_over_agents(separate=value.separate, masked=leave and not spec.shared_reward)
-        optimizer, normalize = given["optimizer"], given["normalize_advantages"]
-        critic = ppo.critic_part(value, given["value_loss"], optimizer, value_of, valued)
-        loss = ppo.surrogate_loss(spec.action, given["policy_loss"], normalize, acting)
-        parts = {
-            "critic": with_normalized_values(critic, valued)
-            if given["normalize_values"]
-            else critic,
-            "actor": ppo.part_of("actor", "policy", policy, loss, make_optimizer(optimizer)),
-        }
-        return one._replace(
-            parts={part: with_own_optimizers(parts[part]) for part in parts},
-            data=one.data._replace(targets=targets_of_agents(spec), value=value_of),
-        )
 
-    options = {name: value for name, value in base.options.items() if name in given}
-    options |= {key: tuple(given[key]) for key in keys} | {"share_parameters": shared}
-    return Algorithm(name, base.hyper, options, build, base.sizes, for_agents=True)
+def ppo_of_agents(
+    declared: PpoOfAgents, one: ppo.Ppo, spec: EnvSpec, num_envs: int, make_critic: MakeCritic
+) -> Agent:
+    """Build PPO for several agents.
+
+    Args:
+        declared: PPO for several agents.
+        one: PPO for one agent (`ppo_of_one`).
+        spec: Environment of several agents.
+        num_envs: Number of environments.
+        make_critic: Builds the critic of all agents.
+
+    Returns:
+        The agent.
+    """
+    shared = declared.share_parameters
+    agent = one.build(spec_of_one(spec, shared=shared), num_envs)
+    assert isinstance(agent.data, OnPolicy)
+    policy = network_of_all(agent.parts["actor"].networks["policy"], spec, shared=shared)
+    value, value_of = make_critic(agent.parts["critic"].networks["value"])
+    masked = out_of(spec.obs) is not None
+    acting = mean_over_agents(separate=policy.separate, masked=masked)
+    valued = mean_over_agents(separate=value.separate, masked=masked and not spec.shared_reward)
+    critic = ppo.critic_part(value, declared.value_loss, declared.optimizer, value_of, valued)
+    if declared.normalize_values:
+        critic = with_normalized_values(critic, valued)
+    loss = ppo.surrogate_loss(
+        spec.action, declared.policy_loss, declared.normalize_advantages, acting
+    )
+    actor = ppo.part_of("actor", "policy", policy, loss, make_optimizer(declared.optimizer))
+    return agent._replace(
+        parts={"critic": with_own_optimizers(critic), "actor": with_own_optimizers(actor)},
+        data=agent.data._replace(targets=targets_of_agents(spec), value=value_of),
+    )
 
 
 def targets_of_agents(spec: EnvSpec) -> MakeTargets:

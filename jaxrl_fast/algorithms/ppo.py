@@ -6,9 +6,10 @@ result.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,17 @@ from jaxrl_fast.algorithms.ppo_options import (
     with_free_outputs,
     with_normalized_values,
 )
+from jaxrl_fast.algorithms.shared_fields import (
+    EpochFields,
+    MemoryFields,
+    NormedFields,
+    ObservationFields,
+    OptimizerFields,
+    PolicyFields,
+    Rates,
+    layers_of,
+    sizes_of_rollout,
+)
 from jaxrl_fast.core import (
     Actions,
     Box,
@@ -36,7 +48,6 @@ from jaxrl_fast.core import (
 from jaxrl_fast.learning.acting import MakePolicy, policy_of, sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     OnPolicy,
@@ -46,19 +57,13 @@ from jaxrl_fast.learning.algorithm import (
     Values,
     elementwise,
     gradients_of,
-    on_policy_sizes,
     over_rollout,
     require_actions,
 )
 from jaxrl_fast.networks.network import (
-    SHARED,
     Activation,
-    Cnn,
     Head,
-    MemoryKind,
     Network,
-    Precision,
-    Torso,
     make_network,
 )
 from jaxrl_fast.numerics import distributions, losses
@@ -69,62 +74,60 @@ from jaxrl_fast.numerics.optimizers import (
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     is_set,
     make_optimizer,
 )
 
 
-class PpoHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PpoHyper(Rates):
+    """Rates of PPO for one agent or several; another is in `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of the policy.
-        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``; of a
-            shared torso, the weight of the values' loss.
-        discount: Discount factor γ per step.
-        gae_lambda: λ of the advantages.
-        clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
-        entropy_coef: Weight of the policy's entropy in the loss.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        value_clip_range: Largest change of a value, relative to its value at sampling time, that
-            its loss rewards.
-        max_kl: Largest divergence from the policy that acted at which the policy is updated.
-        desired_kl: Divergence that the learning rate aims for.
+    learning_rate: Rate0 = 3e-4
+    """Learning rate of the policy."""
+    critic_learning_rate_ratio: Rate0 = 1.0
+    """Learning rate of the critic, relative to ``learning_rate``; of a shared torso, the weight of
+    the values' loss.
     """
-
-    learning_rate: Any
-    critic_learning_rate_ratio: Any
-    discount: Any
-    gae_lambda: Any
-    clip_range: Any
-    entropy_coef: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any = 0.0
-    value_clip_range: Any = 0.0
-    max_kl: Any = 0.0
-    desired_kl: Any = 0.0
+    gae_lambda: Rate01 = 0.95
+    """λ of the advantages."""
+    clip_range: Rate0 = 0.2
+    """Largest deviation of the probability ratio from 1 (ε of PPO's loss)."""
+    entropy_coef: Rate0 = 0.01
+    """Weight of the policy's entropy in the loss."""
+    max_grad_norm: Rate0 = 0.5
 
 
-OF_NETWORKS = *SHARED, "orthogonal"
-OWN = "optimizer", "free_deviation", "clip_actions", "share_torso", "normalize_values"
-LISTS = "policy_hidden", "value_hidden", "policy_keys", "critic_keys"
-"""Arguments on which networks depend: of all networks, others, and those with several numbers or
-names.
-"""
-EXTRAS = (
-    "share_torso",
-    "normalize_values",
-    "free_deviation",
-    "clip_actions",
-    "value_clip_range",
-    "max_kl",
-    "desired_kl",
-)
-"""Arguments that `with_options` handles: false or 0 by default."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PpoFields(
+    OptimizerFields,
+    NormedFields,
+    MemoryFields,
+    PolicyFields,
+    ObservationFields,
+    EpochFields,
+    PpoHyper,
+):
+    """Fields of PPO for one agent or several."""
+
+    normalize_advantages: bool = True
+    """Whether to normalize advantages in each minibatch."""
+    normalize_values: bool = False
+    """Whether the value network learns targets that are scaled by their running mean and deviation.
+    """
+    policy_hidden: tuple[int, ...] = (64, 64)
+    value_hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the value network's hidden layers."""
+    critic_keys: tuple[str, ...] = ()
+    """Entries of a dictionary observation that the critic reads; empty for all."""
+    activation: Activation = "tanh"
+    optimizer: OptimizerName = "adam:1e-5"
+    policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate
+    """``(log_ratio, advantage, clip_range) -> loss``, on scalars."""
+    value_loss: Callable[..., jax.Array] = losses.squared_error
+    """``(value, target) -> loss``, on scalars."""
+
+
 Mean = Callable[[jax.Array, OnPolicyBatch], jax.Array]
 """(x ``[L, B]``, or ``[L, B, A]`` of several agents; its batch) -> mean over the steps that count:
 a scalar, or one number for each agent's separate network, ``[1, 1, A]``, whose losses are summed.
@@ -144,173 +147,140 @@ def over_all_steps(x: jax.Array, batch: OnPolicyBatch) -> jax.Array:
     return jnp.mean(x, dtype=jnp.float32)
 
 
-@checks_numbers()
-def ppo(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    critic_learning_rate_ratio: Rate0 = 1.0,
-    discount: Rate01 = 0.99,
-    gae_lambda: Rate01 = 0.95,
-    clip_range: Rate0 = 0.2,
-    entropy_coef: Rate0 = 0.01,
-    max_grad_norm: Rate0 = 0.5,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    value_clip_range: Rate0 = 0.0,
-    max_kl: Rate0 = 0.0,
-    desired_kl: Rate0 = 0.0,
-    rollout_length: int | None = None,
-    num_epochs: int = 10,
-    num_minibatches: int | None = None,
-    normalize_observations: bool | None = None,
-    normalize_rewards: bool | None = None,
-    normalize_advantages: bool = True,
-    policy_hidden: tuple[int, ...] = (64, 64),
-    value_hidden: tuple[int, ...] = (64, 64),
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    activation: Activation = "tanh",
-    layer_norm: bool = False,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    initial_deviation: Annotated[float, FROM_0] = 0.4,
-    free_deviation: bool = False,
-    clip_actions: bool = False,
-    orthogonal: bool = False,
-    share_torso: bool = False,
-    normalize_values: bool = False,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam:1e-5",
-    precision: Precision = "f32",
-    policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
-    value_loss: Callable[..., jax.Array] = losses.squared_error,
-) -> Algorithm:
-    """Build PPO.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ppo(PpoFields):
+    """PPO.
 
-    A tick samples ``rollout_length`` steps in every environment and makes
-    ``num_epochs * num_minibatches`` updates with them.
+    A tick samples ``rollout_length`` steps in every environment and makes ``num_epochs *
+    num_minibatches`` updates with them.
+    """
+
+    name: ClassVar[str] = "ppo"
+
+    normalize_rewards: bool | None = None
+    """Whether to divide rewards by the running deviation of returns; None for continuous actions.
+    """
+    initial_deviation: Annotated[float, FROM_0] = 0.4
+    """Standard deviation of continuous actions at the start, in half ranges, before the squashing.
+    """
+    free_deviation: bool = False
+    """Whether the deviations of continuous actions are trained numbers, the same in every state."""
+    clip_actions: bool = False
+    """Whether continuous actions are normal and clipped to their range, instead of squashed by
+    tanh.
+    """
+    orthogonal: bool = False
+    """Whether the initial weights of dense layers and convolutions are orthogonal."""
+    share_torso: bool = False
+    """Whether policy and value are two heads of one network, whose sizes are ``policy_hidden``."""
+    value_clip_range: Rate0 = 0.0
+    """Largest change of a value, relative to its value at sampling time, that its loss rewards; 0
+    for no limit.
+    """
+    max_kl: Rate0 = 0.0
+    """KL divergence from the policy that acted above which a minibatch does not update the policy;
+    0 for no limit.
+    """
+    desired_kl: Rate0 = 0.0
+    """KL divergence that the policy's learning rate aims for: it grows or falls with each
+    minibatch; 0 for the given rate.
+    """
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the rollout's length and the minibatches, unless they were given."""
+        whole = self.recurrent_size > 0
+        return sizes_of_rollout(
+            self, num_envs, total_steps, steps=64, least=4, whole_rollouts=whole
+        )
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
+        space = require_actions("ppo", spec, (Discrete, MultiDiscrete, Box), "sac")
+        check_optimizer(self.optimizer, self.weight_decay)
+        sizes = self.sizes(num_envs)
+        bias = biases_of(self, space)
+        policy = make_network(
+            spec.obs,
+            distributions.num_outputs(space),
+            hidden=self.policy_hidden,
+            keys=self.policy_keys,
+            out_scale=0.01,
+            out_bias=bias,
+            **layers_of(self),
+        )
+        value = make_network(
+            spec.obs, 1, hidden=self.value_hidden, keys=self.critic_keys, **layers_of(self)
+        )
+        loss = surrogate_loss(space, self.policy_loss, self.normalize_advantages)
+        optimizer = make_optimizer(self.optimizer)
+        scales_rewards = self.normalize_rewards
+        agent = Agent(
+            parts={
+                "critic": critic_part(value, self.value_loss, self.optimizer),
+                "actor": part_of("actor", "policy", policy, loss, optimizer),
+            },
+            data=OnPolicy(
+                num_epochs=self.num_epochs,
+                num_minibatches=sizes["num_minibatches"],
+                critic="critic",
+                network="value",
+                targets=targets,
+            ),
+            acts={"actor": "policy"},
+            decide=sample_action(space, remember=True),
+            rollout_length=sizes["rollout_length"],
+            remembers={"critic": "value"} if self.recurrent_size else {},
+            normalize_observations=self.normalize_observations,
+            normalize_rewards=isinstance(space, Box) if scales_rewards is None else scales_rewards,
+            outputs_of=itemgetter("actor"),
+        )
+        return with_options(self, agent, spec) if has_options(self) else agent
+
+
+ppo = Ppo
+
+
+def biases_of(declared: Ppo, space: Actions) -> tuple[float, ...]:
+    """Return the initial biases of the policy's outputs.
 
     Args:
-        learning_rate: Learning rate of the policy.
-        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``; of a
-            shared torso, the weight of the values' loss.
-        discount: Discount factor γ per step.
-        gae_lambda: λ of the advantages.
-        clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
-        entropy_coef: Weight of the policy's entropy in the loss.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        value_clip_range: Largest change of a value, relative to its value at sampling time, that
-            its loss rewards; 0 for no limit.
-        max_kl: KL divergence from the policy that acted above which a minibatch does not update the
-            policy; 0 for no limit.
-        desired_kl: KL divergence that the policy's learning rate aims for: it grows or falls with
-            each minibatch; 0 for the given rate.
-        rollout_length: Steps of each environment in a tick; None for a length that depends on
-            ``num_envs`` (`default_rollout`).
-        num_epochs: Passes over a rollout.
-        num_minibatches: Minibatches in an epoch; None for a power of two that depends on
-            ``num_envs`` (`on_policy_sizes`).
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        normalize_rewards: Whether to divide rewards by the running deviation of returns; None for
-            continuous actions.
-        normalize_advantages: Whether to normalize advantages in each minibatch.
-        policy_hidden: Sizes of the policy's hidden layers.
-        value_hidden: Sizes of the value network's hidden layers.
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
-        activation: Activation of the hidden layers.
-        layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers; 0 for none.
-            With it, minibatches are whole sequences.
-        initial_deviation: Standard deviation of continuous actions at the start, in half ranges,
-            before the squashing.
-        free_deviation: Whether the deviations of continuous actions are trained numbers, the same
-            in every state.
-        clip_actions: Whether continuous actions are normal and clipped to their range, instead of
-            squashed by tanh.
-        orthogonal: Whether the initial weights of dense layers and convolutions are orthogonal.
-        share_torso: Whether policy and value are two heads of one network, whose sizes are
-            ``policy_hidden``.
-        normalize_values: Whether the value network learns targets that are scaled by their running
-            mean and deviation.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
-        value_loss: ``(value, target) -> loss``, on scalars.
+        declared: PPO.
+        space: Action space.
 
     Returns:
-        The algorithm.
+        Biases; empty for discrete actions.
     """
-    given = locals()
-    hyper = PpoHyper(*map(given.__getitem__, PpoHyper._fields))
-    options = {name: given[name] for name in (*OF_NETWORKS, *OWN)} | {
-        name: tuple(given[name]) for name in LISTS
-    }
-    shared: dict[str, Any] = {name: given[name] for name in OF_NETWORKS}
-    sizes = on_policy_sizes(
-        rollout_length, num_minibatches, steps=64, least=4, whole_rollouts=recurrent_size > 0
+    if not isinstance(space, Box):
+        return ()
+    return distributions.initial_biases(space, declared.initial_deviation)
+
+
+def has_options(declared: Ppo) -> bool:
+    """Return whether an option of PPO that is off by default is on.
+
+    Args:
+        declared: PPO.
+
+    Returns:
+        True for one that `with_options` handles.
+    """
+    on = (
+        declared.share_torso,
+        declared.normalize_values,
+        declared.free_deviation,
+        declared.clip_actions,
     )
-
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
-        space = require_actions("ppo", spec, (Discrete, MultiDiscrete, Box), "sac")
-        check_optimizer(optimizer, weight_decay)
-        sized, decide, size = (
-            sizes(num_envs),
-            sample_action(space, remember=True),
-            distributions.num_outputs(space),
-        )
-        bias = (
-            distributions.initial_biases(space, initial_deviation) if isinstance(space, Box) else ()
-        )
-        head: dict[str, Any] = {"out_scale": 0.01, "out_bias": bias}
-        policy = make_network(
-            spec.obs, size, hidden=policy_hidden, keys=policy_keys, **head, **shared
-        )
-        value = make_network(spec.obs, 1, hidden=value_hidden, keys=critic_keys, **shared)
-        loss = surrogate_loss(space, policy_loss, normalize_advantages)
-        parts = {"critic": critic_part(value, value_loss, optimizer)}
-        parts["actor"] = part_of("actor", "policy", policy, loss, make_optimizer(optimizer))
-        data = OnPolicy(
-            num_epochs, sized["num_minibatches"], critic="critic", network="value", targets=targets
-        )
-        scaled = isinstance(space, Box) if normalize_rewards is None else normalize_rewards
-        more: dict[str, Any] = dict(
-            normalize_observations=normalize_observations, normalize_rewards=scaled
-        )
-        more |= dict(
-            remembers={"critic": "value"} if recurrent_size else {}, outputs_of=itemgetter("actor")
-        )
-        agent = Agent(parts, data, {"actor": "policy"}, decide, sized["rollout_length"], **more)
-        return (
-            with_options(agent, spec, given, bias, shared)
-            if any(is_set(given[name]) for name in EXTRAS)
-            else agent
-        )
-
-    return Algorithm("ppo", hyper, options, build, sizes)
+    rates = declared.value_clip_range, declared.max_kl, declared.desired_kl
+    return any(on) or any(map(is_set, rates))
 
 
-def with_options(
-    agent: Agent, spec: EnvSpec, given: dict[str, Any], bias: tuple[float, ...], shared: dict
-) -> Agent:
+def with_options(declared: Ppo, agent: Agent, spec: EnvSpec) -> Agent:
     """Replace the parts of PPO by parts with the options that are off by default.
 
     Args:
-        agent: PPO without them.
+        declared: PPO.
+        agent: PPO's agent without them.
         spec: Environment.
-        given: Arguments of `ppo`.
-        bias: Initial biases of the policy's outputs.
-        shared: Arguments of `make_network` for all networks.
 
     Returns:
         The agent.
@@ -319,37 +289,44 @@ def with_options(
         ValueError: ``share_torso`` with an option that it excludes.
     """
     space, continuous = spec.action, isinstance(spec.action, Box)
-    free = bias[len(bias) // 2 :] if continuous and given["free_deviation"] else ()
+    bias = biases_of(declared, space)
+    free = bias[len(bias) // 2 :] if continuous and declared.free_deviation else ()
     head = Head(distributions.num_outputs(space) - len(free), 0.01, bias[: len(bias) - len(free)])
-    own = distributions.normal if continuous and given["clip_actions"] else policy_of
-    actor = surrogate_loss(space, given["policy_loss"], given["normalize_advantages"], policy=own)
-    critic = (clipped_errors if is_set(given["value_clip_range"]) else value_errors)(
-        given["value_loss"]
+    distribution = distributions.normal if continuous and declared.clip_actions else policy_of
+    actor = surrogate_loss(
+        space, declared.policy_loss, declared.normalize_advantages, policy=distribution
     )
-    stop, adapt = is_set(given["max_kl"]), is_set(given["desired_kl"])
-    plain = make_optimizer(given["optimizer"])
-    near: MakeOptimizer = by_divergence(plain, stop=stop, adapt=adapt) if stop or adapt else plain
-    make: Callable[..., Network] = partial(make_network, spec.obs, **shared)
-    make = partial(make, hidden=given["policy_hidden"], keys=given["policy_keys"])
-    if given["share_torso"]:
-        if given["normalize_values"] or tuple(given["policy_keys"]) != tuple(given["critic_keys"]):
+    errors = clipped_errors if is_set(declared.value_clip_range) else value_errors
+    critic = errors(declared.value_loss)
+    stop, adapt = is_set(declared.max_kl), is_set(declared.desired_kl)
+    given = make_optimizer(declared.optimizer)
+    near = by_divergence(given, stop=stop, adapt=adapt)
+    optimizer: MakeOptimizer = near if stop or adapt else given
+    make: Callable[..., Network] = partial(
+        make_network,
+        spec.obs,
+        hidden=declared.policy_hidden,
+        keys=declared.policy_keys,
+        **layers_of(declared),
+    )
+    if declared.share_torso:
+        if declared.normalize_values or declared.policy_keys != declared.critic_keys:
             raise ValueError(
-                "share_torso=true: leave normalize_values out, and write equal policy_keys and critic_keys"
+                "share_torso=true: leave normalize_values out, and write equal policy_keys "
+                "and critic_keys"
             )
         torso = with_free_outputs(make({"value": Head(1), "policy": head}), free, "policy")
-        return in_one_part(
-            agent, part_of("agent", "network", torso, joint_loss(actor, critic), near), space, own
-        )
+        part = part_of("agent", "network", torso, joint_loss(actor, critic), optimizer)
+        return in_one_part(agent, part, space, distribution)
     policy = with_free_outputs(make(head.size, out_scale=head.scale, out_bias=head.bias), free)
     before = agent.parts["critic"]
     value = part_of("critic", "value", before.networks["value"], critic, before.optimizers["value"])
-    parts = {
-        "critic": with_normalized_values(value, over_all_steps)
-        if given["normalize_values"]
-        else value
-    }
-    parts["actor"] = part_of("actor", "policy", policy, actor, near)
-    return agent._replace(parts=parts, decide=sample_action(space, remember=True, policy=own))
+    if declared.normalize_values:
+        value = with_normalized_values(value, over_all_steps)
+    return agent._replace(
+        parts={"critic": value, "actor": part_of("actor", "policy", policy, actor, optimizer)},
+        decide=sample_action(space, remember=True, policy=distribution),
+    )
 
 
 def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, jax.Array]:

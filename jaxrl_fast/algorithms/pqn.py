@@ -5,12 +5,24 @@ of a replay buffer and a target network.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.shared_fields import (
+    EpochFields,
+    MemoryFields,
+    NormedFields,
+    ObservationFields,
+    OptimizerFields,
+    QFields,
+    Rates,
+    layers_of,
+    sizes_of_rollout,
+)
 from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree, Transition
 from jaxrl_fast.learning.acting import (
     FALLING_EPSILON,
@@ -22,7 +34,6 @@ from jaxrl_fast.learning.acting import (
 )
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     OnPolicy,
@@ -32,18 +43,11 @@ from jaxrl_fast.learning.algorithm import (
     Values,
     elementwise,
     gradients_of,
-    on_policy_sizes,
     over_rollout,
     require_actions,
 )
 from jaxrl_fast.networks.network import (
-    SHARED,
-    Activation,
-    Cnn,
-    MemoryKind,
     Network,
-    Precision,
-    Torso,
     make_network,
 )
 from jaxrl_fast.numerics import losses
@@ -53,132 +57,103 @@ from jaxrl_fast.numerics.optimizers import (
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
 
-class PqnHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(1.0, 0.05, 0.2)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PqnHyper(Rates):
+    """Rates of PQN; another is in `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of all networks.
-        discount: Discount factor γ per step.
-        q_lambda: λ of the returns.
-        epsilon: Share of random actions.
-        max_grad_norm: Norm to which gradients are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+    learning_rate: Rate0 = 5e-4
+    q_lambda: Rate01 = 0.65
+    """λ of the returns."""
+    epsilon: Rate01 = FALLING_EPSILON
+    """Share of random actions."""
+    max_grad_norm: Rate0 = 10.0
+    """Norm to which gradients are clipped."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PqnFields(
+    OptimizerFields,
+    NormedFields,
+    MemoryFields,
+    QFields,
+    ObservationFields,
+    EpochFields,
+    PqnHyper,
+):
+    """Fields of PQN for one agent or several."""
+
+    epsilon_spread: Annotated[float, FROM_0] = 0.0
+    """The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for equal shares."""
+    rollout_length: int = 32
+    """Steps of each environment in a tick."""
+    num_epochs: int = 2
+    num_minibatches: int | None = None
+    """Minibatches in an epoch; None for minibatches of at least 128 steps."""
+    normalize_rewards: bool = False
+    """Whether to divide rewards by the deviation of returns."""
+    layer_norm: bool = True
+    optimizer: OptimizerName = "radam"
+    q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error
+    """``(q, target) -> loss``, on scalars."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pqn(PqnFields):
+    """PQN.
+
+    A tick samples ``rollout_length`` steps in every environment and makes ``num_epochs *
+    num_minibatches`` updates with them.
     """
 
-    learning_rate: Any
-    discount: Any
-    q_lambda: Any
-    epsilon: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any
+    name: ClassVar[str] = "pqn"
 
-
-@checks_numbers()
-def pqn(
-    *,
-    learning_rate: Rate0 = 5e-4,
-    discount: Rate01 = 0.99,
-    q_lambda: Rate01 = 0.65,
-    epsilon: Rate01 = FALLING_EPSILON,
-    epsilon_spread: Annotated[float, FROM_0] = 0.0,
-    max_grad_norm: Rate0 = 10.0,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    rollout_length: int = 32,
-    num_epochs: int = 2,
-    num_minibatches: int | None = None,
-    normalize_observations: bool | None = None,
-    normalize_rewards: bool = False,
-    q_hidden: tuple[int, ...] = (128, 128),
-    q_keys: tuple[str, ...] = (),
-    activation: Activation = "relu",
-    layer_norm: bool = True,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "radam",
-    precision: Precision = "f32",
-    q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
-) -> Algorithm:
-    """Build PQN.
-
-    A tick samples ``rollout_length`` steps in every environment and makes
-    ``num_epochs * num_minibatches`` updates with them.
-
-    Args:
-        learning_rate: Learning rate of all networks.
-        discount: Discount factor γ per step.
-        q_lambda: λ of the returns.
-        epsilon: Share of random actions.
-        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for
-            equal shares.
-        max_grad_norm: Norm to which gradients are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick.
-        num_epochs: Passes over a rollout.
-        num_minibatches: Minibatches in an epoch; None for minibatches of at least 128 steps.
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        normalize_rewards: Whether to divide rewards by the deviation of returns.
-        q_hidden: Sizes of the Q-network's hidden layers.
-        q_keys: Entries of a dictionary observation that the network reads; empty for all.
-        activation: Activation of the hidden layers.
-        layer_norm: Whether to normalize the hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers; 0 for none.
-            With it, minibatches are whole sequences.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        q_loss: ``(q, target) -> loss``, on scalars.
-
-    Returns:
-        The algorithm.
-    """
-    given = locals()
-    hyper = PqnHyper(
-        learning_rate, discount, q_lambda, epsilon, max_grad_norm, reward_scale, weight_decay
-    )
-    shared: dict[str, Any] = {name: given[name] for name in SHARED}
-    options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), optimizer=optimizer)
-    sizes = on_policy_sizes(
-        rollout_length, num_minibatches, steps=128, least=4, whole_rollouts=recurrent_size > 0
-    )
-
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
-        space = require_actions("pqn", spec, (Discrete, MultiDiscrete), "ppo")
-        check_optimizer(optimizer, weight_decay)
-        sized = sizes(num_envs)
-        decide, init_decide = by_q_values(space, lambda outputs: outputs["critic"], epsilon_spread)
-        q = make_network(spec.obs, num_joint(space), hidden=q_hidden, keys=q_keys, **shared)
-        how: dict[str, Any] = dict(
-            critic="critic", network="q", value=partial(best_value, space), targets=targets
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the rollout's length and the minibatches, unless they were given."""
+        whole = self.recurrent_size > 0
+        return sizes_of_rollout(
+            self, num_envs, total_steps, steps=128, least=4, whole_rollouts=whole
         )
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
+        space = require_actions("pqn", spec, (Discrete, MultiDiscrete), "ppo")
+        check_optimizer(self.optimizer, self.weight_decay)
+        sizes = self.sizes(num_envs)
+        decide, init_decide = by_q_values(
+            space, lambda outputs: outputs["critic"], self.epsilon_spread
+        )
+        q = make_network(
+            spec.obs,
+            num_joint(space),
+            hidden=self.q_hidden,
+            keys=self.q_keys,
+            **layers_of(self),
+        )
+        chosen = partial(chosen_value, space)
         return Agent(
-            parts={"critic": critic_part(q, q_loss, optimizer, partial(chosen_value, space))},
-            data=OnPolicy(num_epochs, sized["num_minibatches"], **how),
+            parts={"critic": critic_part(q, self.q_loss, self.optimizer, chosen)},
+            data=OnPolicy(
+                num_epochs=self.num_epochs,
+                num_minibatches=sizes["num_minibatches"],
+                critic="critic",
+                network="q",
+                value=partial(best_value, space),
+                targets=targets,
+            ),
             acts={"critic": "q"},
             decide=decide,
-            rollout_length=sized["rollout_length"],
+            rollout_length=sizes["rollout_length"],
             init_decide=init_decide,
-            normalize_observations=normalize_observations,
-            normalize_rewards=normalize_rewards,
+            normalize_observations=self.normalize_observations,
+            normalize_rewards=self.normalize_rewards,
         )
 
-    return Algorithm("pqn", hyper, options, build, sizes)
+
+pqn = Pqn
 
 
 def best_value(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:

@@ -1,68 +1,57 @@
 """The algorithms by name, and a user's by the path of its factory, such as ``my_package.make``.
 
-A new algorithm of this package needs a separate file here, and its name in `ALGORITHMS` and
-``__all__``.
+A new algorithm of this package needs a separate file here, and its class in `DECLARED`.
 """
 
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_fast.algorithms.bc import bc
-from jaxrl_fast.algorithms.dqn import dqn
-from jaxrl_fast.algorithms.fast_td3 import fast_td3
-from jaxrl_fast.algorithms.flash_sac import flash_sac
-from jaxrl_fast.algorithms.impala import impala
-from jaxrl_fast.algorithms.ippo import ippo
-from jaxrl_fast.algorithms.iql import iql
-from jaxrl_fast.algorithms.mappo import mappo
-from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.algorithms.pqn import pqn
-from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
-from jaxrl_fast.algorithms.reppo import reppo
-from jaxrl_fast.algorithms.sac import sac
-from jaxrl_fast.algorithms.sac_discrete import sac_discrete
-from jaxrl_fast.algorithms.td3 import td3
-from jaxrl_fast.algorithms.td3_bc import td3_bc
+from jaxrl_fast.algorithms.bc import Bc
+from jaxrl_fast.algorithms.dqn import Dqn
+from jaxrl_fast.algorithms.fast_td3 import FastTd3
+from jaxrl_fast.algorithms.flash_sac import FlashSac
+from jaxrl_fast.algorithms.impala import Impala
+from jaxrl_fast.algorithms.ippo import Ippo
+from jaxrl_fast.algorithms.iql import Iql
+from jaxrl_fast.algorithms.mappo import Mappo
+from jaxrl_fast.algorithms.ppo import Ppo
+from jaxrl_fast.algorithms.pqn import Pqn
+from jaxrl_fast.algorithms.pqn_vdn import PqnVdn
+from jaxrl_fast.algorithms.reppo import Reppo
+from jaxrl_fast.algorithms.sac import Sac
+from jaxrl_fast.algorithms.sac_discrete import SacDiscrete
+from jaxrl_fast.algorithms.td3 import Td3
+from jaxrl_fast.algorithms.td3_bc import Td3Bc
 from jaxrl_fast.core import EnvSpec
-from jaxrl_fast.learning.algorithm import Agent, Algorithm
+from jaxrl_fast.learning.algorithm import Agent, AnyAlgorithm, DeclaredAlgorithm
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.system import fault_of, import_function
 
-__all__ = [
-    "bc",
-    "dqn",
-    "fast_td3",
-    "flash_sac",
-    "impala",
-    "ippo",
-    "iql",
-    "mappo",
-    "ppo",
-    "pqn",
-    "pqn_vdn",
-    "reppo",
-]
-__all__ += ["sac", "sac_discrete", "td3", "td3_bc"]
-FACTORIES: tuple[Callable[..., Algorithm], ...] = (
-    bc,
-    dqn,
-    fast_td3,
-    flash_sac,
-    impala,
-    ippo,
-    iql,
-    mappo,
-    ppo,
-    pqn,
+DECLARED: tuple[type[DeclaredAlgorithm], ...] = (
+    Bc,
+    Dqn,
+    FastTd3,
+    FlashSac,
+    Impala,
+    Ippo,
+    Iql,
+    Mappo,
+    Ppo,
+    Pqn,
+    PqnVdn,
+    Reppo,
+    Sac,
+    SacDiscrete,
+    Td3,
+    Td3Bc,
 )
-FACTORIES += pqn_vdn, reppo, sac, sac_discrete, td3, td3_bc
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {make.__name__: make for make in FACTORIES}
+ALGORITHMS: dict[str, type[DeclaredAlgorithm]] = {cls.name: cls for cls in DECLARED}
 CUSTOM = "custom"
 """Name on the command line of an algorithm whose factory is ``algo.make``."""
 
 
-def factory_of(name: str) -> Callable[..., Algorithm]:
+def factory_of(name: str) -> Callable[..., AnyAlgorithm]:
     """Return the factory of an algorithm.
 
     Args:
@@ -77,7 +66,7 @@ def factory_of(name: str) -> Callable[..., Algorithm]:
     return ALGORITHMS[name] if name in ALGORITHMS else import_function(name, "algo.make")
 
 
-def make_named(name: str, /, **options: Any) -> Algorithm:
+def make_named(name: str, /, **options: Any) -> AnyAlgorithm:
     """Make an algorithm by name.
 
     Args:
@@ -85,8 +74,8 @@ def make_named(name: str, /, **options: Any) -> Algorithm:
         **options: Arguments of the factory; a user's need not have ``precision``.
 
     Returns:
-        The algorithm. A user's has the path of its factory as name, and all ``options`` but rates,
-        with which a policy can be loaded.
+        The algorithm. A user's has the path of its factory as name, and the factory's arguments but
+        rates as options, with which a policy can be loaded.
 
     Raises:
         ValueError: The factory refuses its arguments; or a user's fails or returns something else.
@@ -94,15 +83,15 @@ def make_named(name: str, /, **options: Any) -> Algorithm:
     factory = factory_of(name)
     if name in ALGORITHMS:
         return factory(**options)
-    if (
-        "precision" not in inspect.signature(factory).parameters
-        and options.pop("precision", "f32") != "f32"
-    ):
+    taken = inspect.signature(factory).parameters
+    if "precision" not in taken and options.pop("precision", "f32") != "f32":
         raise ValueError(
             f"precision: algo.make={name} has no argument of this name: leave precision out"
         )
     made = made_by_user(factory, name, options)
-    given = {key: plain(value) for key, value in options.items() if key not in made.hyper._fields}
+    rates = made.hyper._fields
+    stored = {key: value for key, value in made.options.items() if key in taken}
+    stored |= {key: plain(value) for key, value in options.items() if key not in rates}
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         try:
@@ -114,10 +103,10 @@ def make_named(name: str, /, **options: Any) -> Algorithm:
                 f"algo.make={name} fails with {spec.name}: {fault_of(error)}"
             ) from error
 
-    return made._replace(name=name, options={**given, **made.options}, build=build)
+    return made._replace(name=name, options=stored, build=build)
 
 
-def made_by_user(factory: Callable[..., Any], name: str, options: dict[str, Any]) -> Algorithm:
+def made_by_user(factory: Callable[..., Any], name: str, options: dict[str, Any]) -> AnyAlgorithm:
     """Call a user's factory.
 
     Args:
@@ -135,7 +124,7 @@ def made_by_user(factory: Callable[..., Any], name: str, options: dict[str, Any]
         made = factory(**options)
     except Exception as error:
         raise ValueError(f"algo.make={name} failed: {fault_of(error)}") from error
-    if not isinstance(made, Algorithm):
+    if not isinstance(made, AnyAlgorithm):
         raise ValueError(
             f"algo.make={name} returned {type(made).__name__}: return a jaxrl_fast.Algorithm"
         )

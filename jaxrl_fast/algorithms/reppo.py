@@ -8,11 +8,24 @@ in every update with the newest parameters (published: once per rollout), the di
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.shared_fields import (
+    CriticFields,
+    EpochFields,
+    LayerFields,
+    NormedFields,
+    ObservationFields,
+    OptimizerFields,
+    PolicyFields,
+    Rates,
+    layers_of,
+    sizes_of_rollout,
+)
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
 from jaxrl_fast.learning.acting import (
     sample_action,
@@ -22,18 +35,16 @@ from jaxrl_fast.learning.acting import (
 )
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     OnPolicy,
     OnPolicyBatch,
     Part,
     gradients_of,
-    on_policy_sizes,
     require_actions,
 )
 from jaxrl_fast.learning.critics import categorical_head
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
+from jaxrl_fast.networks.network import Activation, Network, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.distributions import TanhNormal, tanh_normal
 from jaxrl_fast.numerics.optimizers import (
@@ -43,7 +54,6 @@ from jaxrl_fast.numerics.optimizers import (
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
@@ -51,153 +61,103 @@ WIDTH = 0.75
 """Standard deviation of a target's histogram, in bins (HL-Gauss, arXiv 2403.03950)."""
 
 
-class ReppoHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReppoHyper(Rates):
+    """Rates of REPPO; another is in `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate.
-        temperature_learning_rate: Learning rate of the temperature and of the weight of the
-            divergence.
-        discount: Discount factor γ per step.
-        return_lambda: λ of the returns, 0 (one step) to 1 (whole rollout).
-        kl_bound: Bound of the KL divergence from the policy that sampled, in nats per step.
-        target_entropy_per_action: Target of the entropy per action dimension, in nats.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+    temperature_learning_rate: Rate0 = 3e-4
+    """Learning rate of the temperature and of the weight of the divergence."""
+    return_lambda: Rate01 = 0.95
+    """λ of the returns, 0 (one step) to 1 (whole rollout)."""
+    kl_bound: Rate0 = 0.1
+    """Bound of the KL divergence from the policy that sampled, in nats per step."""
+    target_entropy_per_action: AnyRate = -0.5
+    """Target of the entropy per action dimension, in nats."""
+    max_grad_norm: Rate0 = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reppo(
+    OptimizerFields,
+    NormedFields,
+    LayerFields,
+    CriticFields,
+    PolicyFields,
+    ObservationFields,
+    EpochFields,
+    ReppoHyper,
+):
+    """REPPO."""
+
+    name: ClassVar[str] = "reppo"
+
+    initial_temperature: Annotated[float, ABOVE_0] = 0.01
+    """Temperature at the start of the run."""
+    initial_kl_weight: Annotated[float, ABOVE_0] = 1.0
+    """Weight of the divergence at the start of the run."""
+    num_atoms: int = 151
+    """Bins of the distribution of returns."""
+    max_return: Annotated[float, ABOVE_0] = 10.0
+    """Largest absolute return of the normalized rewards, at the last bin."""
+    num_epochs: int = 8
+    num_minibatches: int | None = None
+    """Minibatches in an epoch, of whole rollouts; None for a power of two that depends on
+    ``num_envs`` (`on_policy_sizes`).
     """
+    activation: Activation = "swish"
+    layer_norm: bool = True
 
-    learning_rate: Any
-    temperature_learning_rate: Any
-    discount: Any
-    return_lambda: Any
-    kl_bound: Any
-    target_entropy_per_action: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the rollout's length and the minibatches, unless they were given."""
+        return sizes_of_rollout(self, num_envs, total_steps, steps=64, least=4, whole_rollouts=True)
 
-
-@checks_numbers()
-def reppo(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    temperature_learning_rate: Rate0 = 3e-4,
-    discount: Rate01 = 0.99,
-    return_lambda: Rate01 = 0.95,
-    kl_bound: Rate0 = 0.1,
-    target_entropy_per_action: AnyRate = -0.5,
-    max_grad_norm: Rate0 = 0.5,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    initial_temperature: Annotated[float, ABOVE_0] = 0.01,
-    initial_kl_weight: Annotated[float, ABOVE_0] = 1.0,
-    num_atoms: int = 151,
-    max_return: Annotated[float, ABOVE_0] = 10.0,
-    rollout_length: int | None = None,
-    num_epochs: int = 8,
-    num_minibatches: int | None = None,
-    normalize_observations: bool | None = None,
-    policy_hidden: tuple[int, ...] = (256, 256),
-    critic_hidden: tuple[int, ...] = (256, 256),
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    activation: Activation = "swish",
-    layer_norm: bool = True,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
-    precision: Precision = "f32",
-) -> Algorithm:
-    """Build REPPO.
-
-    Args:
-        learning_rate: Learning rate.
-        temperature_learning_rate: Learning rate of the temperature and of the weight of the
-            divergence.
-        discount: Discount factor γ per step.
-        return_lambda: λ of the returns, 0 (one step) to 1 (whole rollout).
-        kl_bound: Bound of the KL divergence from the policy that sampled, in nats per step.
-        target_entropy_per_action: Target of the entropy per action dimension, in nats.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        initial_temperature: Temperature at the start of the run.
-        initial_kl_weight: Weight of the divergence at the start of the run.
-        num_atoms: Bins of the distribution of returns.
-        max_return: Largest absolute return of the normalized rewards, at the last bin.
-        rollout_length: Steps of each environment in a tick; None depends on the number of
-            environments.
-        num_epochs: Passes over the rollout in a tick.
-        num_minibatches: Minibatches in each epoch, of whole rollouts; None depends on the number of
-            environments.
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        policy_hidden: Sizes of the policy's hidden layers.
-        critic_hidden: Sizes of the critic's hidden layers.
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
-        activation: Activation of the hidden layers.
-        layer_norm: Whether to normalize the hidden layers.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: As in `ppo`.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-
-    Returns:
-        The algorithm.
-    """
-    rates = (
-        learning_rate,
-        temperature_learning_rate,
-        discount,
-        return_lambda,
-        kl_bound,
-        target_entropy_per_action,
-    )
-    hyper = ReppoHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(
-        activation=activation, network=network, cnn=cnn, precision=precision
-    )
-    shared |= dict(layer_norm=layer_norm)
-    options = shared | dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
-    options |= dict(
-        policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), optimizer=optimizer
-    )
-    options |= dict(num_atoms=num_atoms, max_return=max_return)
-    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=64, least=4, whole_rollouts=True)
-
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         box = require_actions("reppo", spec, (Box,), "ppo")
-        check_optimizer(optimizer, weight_decay)
-        length, minibatches = sizes(num_envs).values()
-        own: dict[str, Any] = dict(
-            hidden=options["critic_hidden"], keys=options["critic_keys"], **shared
+        check_optimizer(self.optimizer, self.weight_decay)
+        sizes = self.sizes(num_envs)
+        q = make_network(
+            spec.obs,
+            self.num_atoms,
+            hidden=self.critic_hidden,
+            keys=self.critic_keys,
+            action_shape=(box.low.size,),
+            **layers_of(self),
         )
-        q = make_network(spec.obs, num_atoms, action_shape=(box.low.size,), **own)
-        own |= dict(hidden=options["policy_hidden"], keys=options["policy_keys"], out_scale=0.01)
-        policy = make_network(spec.obs, distributions.num_outputs(box), **own)
-        scalars = {"temperature": initial_temperature, "kl_weight": initial_kl_weight}
+        policy = make_network(
+            spec.obs,
+            distributions.num_outputs(box),
+            hidden=self.policy_hidden,
+            keys=self.policy_keys,
+            out_scale=0.01,
+            **layers_of(self),
+        )
         networks = {
             "policy": policy,
-            **{name: temperature_network(value) for name, value in scalars.items()},
+            "temperature": temperature_network(self.initial_temperature),
+            "kl_weight": temperature_network(self.initial_kl_weight),
         }
+        bins = self.max_return, self.num_atoms
         return Agent(
             parts={
-                "critic": critic_part(box, policy, q, max_return, num_atoms, optimizer),
-                "actor": actor_part(box, networks, q, max_return, num_atoms, optimizer),
+                "critic": critic_part(box, policy, q, *bins, self.optimizer),
+                "actor": actor_part(box, networks, q, *bins, self.optimizer),
             },
-            data=OnPolicy(num_epochs, minibatches, sequence_length=length),
+            data=OnPolicy(
+                num_epochs=self.num_epochs,
+                num_minibatches=sizes["num_minibatches"],
+                sequence_length=sizes["rollout_length"],
+            ),
             acts={"actor": "policy"},
             decide=storing_outputs(box),
-            rollout_length=length,
-            normalize_observations=normalize_observations,
+            rollout_length=sizes["rollout_length"],
+            normalize_observations=self.normalize_observations,
             normalize_rewards=True,
-            max_return=max_return,
+            max_return=self.max_return,
         )
 
-    return Algorithm("reppo", hyper, options, build, sizes)
+
+reppo = Reppo
 
 
 def storing_outputs(box: Box) -> Callable[..., tuple]:

@@ -8,13 +8,28 @@ state and stays for some steps (gSDE, arXiv 2005.05719).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, EnvSpec, Metrics, Number, PyTree
+from jaxrl_fast.algorithms.shared_fields import (
+    ActorCriticFields,
+    EnsembleFields,
+    MemoryFields,
+    ObservationFields,
+    OptimizerFields,
+    PriorityFields,
+    SequenceFields,
+    TargetRates,
+    WarmupFields,
+    policy_and_critics,
+    replay_of,
+    sizes_of_replay,
+)
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
 from jaxrl_fast.learning.acting import (
     RepeatedNoise,
     sample_action,
@@ -24,15 +39,12 @@ from jaxrl_fast.learning.acting import (
 )
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     Part,
     Replay,
     ReplayBatch,
-    WarmupActions,
     gradients_of,
-    off_policy_sizes,
     over_replay,
     over_successors,
     require_actions,
@@ -40,24 +52,20 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import (
     averages_critics,
     critic_priorities,
-    policy_and_critics,
-    prioritize_critic,
     random_critics,
     regression,
     target_size,
     with_dropout,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso
+from jaxrl_fast.networks.network import Network
+from jaxrl_fast.networks.noisy import two_parts
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
-    FROM_0_TO_1,
     AnyRate,
     OptimizerName,
     Rate0,
-    Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
@@ -66,212 +74,111 @@ Normal = Callable[[Any], distributions.TanhNormal]
 OptionalNumber = Annotated[float | None, ABOVE_0._replace(kind="number", optional=True)]
 
 
-class SacHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SacHyper(TargetRates):
+    """Rates of SAC; others are in `PriorityFields` and `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of all networks.
-        temperature_learning_rate: Learning rate of the temperature's logarithm.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_per_action: Target entropy in nats per action dimension.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        fixed_temperature: Temperature that is not trained; 0 if it is trained.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
-            (full).
-    """
-
-    learning_rate: Any
-    temperature_learning_rate: Any
-    discount: Any
-    tau: Any
-    target_entropy_per_action: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any = 0.0
-    fixed_temperature: Any = 0.0
-    importance_exponent: Any = 0.4
+    temperature_learning_rate: Rate0 = 3e-4
+    """Learning rate of the temperature's logarithm."""
+    target_entropy_per_action: AnyRate = -0.5
+    """Target entropy in nats per action dimension."""
+    fixed_temperature: Rate0 = 0.0
+    """Temperature that is not trained; 0 to train it from ``initial_temperature``."""
 
 
-@checks_numbers()
-def sac(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    temperature_learning_rate: Rate0 = 3e-4,
-    discount: Rate01 = 0.99,
-    tau: Rate01 = 0.005,
-    target_entropy_per_action: AnyRate = -0.5,
-    max_grad_norm: Rate0 = 1e6,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    fixed_temperature: Rate0 = 0.0,
-    rollout_length: int = 1,
-    updates_per_tick: int | None = None,
-    batch_size: int = 256,
-    buffer_size: int = 1_000_000,
-    warmup_steps: int | None = None,
-    warmup_actions: WarmupActions = "uniform",
-    n_step: int = 1,
-    sequence_length: int = 8,
-    burn_in: int = 4,
-    priority_exponent: Annotated[float, FROM_0_TO_1] = 0.0,
-    importance_exponent: Rate01 = 0.4,
-    num_critics: int = 2,
-    target_critics: int | None = None,
-    critic_dropout: Annotated[float, Number(0, 0.9)] = 0.0,
-    deviation_min: OptionalNumber = None,
-    deviation_max: OptionalNumber = None,
-    noise_steps: int = 0,
-    normalize_observations: bool | None = None,
-    policy_hidden: tuple[int, ...] = (256, 256),
-    critic_hidden: tuple[int, ...] = (256, 256),
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    activation: Activation = "relu",
-    critic_layer_norm: bool = False,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    initial_temperature: Annotated[float, ABOVE_0] = 1.0,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
-    precision: Precision = "f32",
-    critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
-) -> Algorithm:
-    """Build SAC.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sac(
+    OptimizerFields,
+    MemoryFields,
+    ActorCriticFields,
+    ObservationFields,
+    EnsembleFields,
+    PriorityFields,
+    SequenceFields,
+    WarmupFields,
+    SacHyper,
+):
+    """SAC.
 
     A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
     updates once ``warmup_steps`` steps are in the buffer. Images are stored once each.
-
-    Args:
-        learning_rate: Learning rate of all networks.
-        temperature_learning_rate: Learning rate of the temperature's logarithm.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_per_action: Target entropy in nats per action dimension.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        fixed_temperature: Temperature that is not trained; 0 to train it from
-            ``initial_temperature``.
-        rollout_length: Steps of each environment in a tick.
-        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
-        batch_size: Transitions in a minibatch, or sequences with a memory.
-        buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
-            of a short run.
-        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
-        n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a training sequence with a memory.
-        burn_in: Steps before each sequence that only compute the memory.
-        priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
-            (full).
-        num_critics: Number of Q-networks; with more than 2 the policy maximizes their mean instead
-            of their minimum.
-        target_critics: Number of Q-networks whose minimum is the target, drawn anew in every
-            update; None for all.
-        critic_dropout: Share of the outputs of the critics' hidden layers that an update sets to 0;
-            the policy then maximizes the critics' mean.
-        deviation_min: Smallest standard deviation of the policy before the squashing by tanh; None
-            for no bound, or with ``deviation_max`` for e^-20.
-        deviation_max: Largest standard deviation; None for no bound, or with ``deviation_min`` for
-            e^2.
-        noise_steps: Steps for which exploration repeats its noise matrix (gSDE), also across
-            episodes: the standard deviation then depends on the policy's last hidden layer; 0 for
-                independent noise in each step. Deviations
-            are between e^-20 and e^2 unless bounded otherwise.
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        policy_hidden: Sizes of the policy's hidden layers.
-        critic_hidden: Sizes of the critics' hidden layers.
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
-        activation: Activation of the hidden layers.
-        critic_layer_norm: Whether to normalize the critics' hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        initial_temperature: Temperature at the start of the run.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        critic_loss: ``(q, target) -> loss``, on scalars.
-
-    Returns:
-        The algorithm.
     """
-    rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
-    hyper = SacHyper(
-        *rates, max_grad_norm, reward_scale, weight_decay, fixed_temperature, importance_exponent
-    )
-    options: dict[str, Any] = dict(
-        activation=activation, memory=memory, recurrent_size=recurrent_size
-    )
-    options |= dict(network=network, cnn=cnn, precision=precision)
-    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    options |= dict(
-        critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics
-    )
-    options |= dict(
-        deviation_min=deviation_min, deviation_max=deviation_max, noise_steps=noise_steps
-    )
-    options |= dict(optimizer=optimizer)
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    name: ClassVar[str] = "sac"
+
+    num_critics: int = 2
+    """Number of Q-networks; with more than 2 the policy maximizes their mean instead of their
+    minimum.
+    """
+    deviation_min: OptionalNumber = None
+    """Smallest standard deviation of the policy before the squashing by tanh; None for no bound, or
+    with ``deviation_max`` for e^-20.
+    """
+    deviation_max: OptionalNumber = None
+    """Largest standard deviation; None for no bound, or with ``deviation_min`` for e^2."""
+    noise_steps: int = 0
+    """Steps for which exploration repeats its noise matrix (gSDE), also across episodes: the
+    standard deviation then depends on the policy's last hidden layer; 0 for independent noise in
+    each step. Deviations are between e^-20 and e^2 unless bounded otherwise.
+    """
+    initial_temperature: Annotated[float, ABOVE_0] = 1.0
+    """Temperature at the start of the run."""
+    critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error
+    """``(q, target) -> loss``, on scalars."""
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the updates of a tick and the warm-up, unless they were given."""
+        return sizes_of_replay(self, num_envs, total_steps)
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         box = require_actions("sac", spec, (Box,), "sac_discrete")
-        check_optimizer(optimizer, weight_decay)
-        updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
-        data = data._replace(
-            warmup_actions=warmup_actions, prioritize=prioritize_critic(priority_exponent)
-        )
-        targets, bounds = target_size(num_critics, target_critics), (deviation_min, deviation_max)
-        normal: Normal = partial(
-            distributions.tanh_normal, bounds=distributions.deviation_bounds(*bounds)
-        )
-        decide = sample_action(
-            box, remember=False, policy=lambda space, outputs, obs: normal(outputs)
-        )
-        acting: dict[str, Any] = dict(decide=decide)
-        shapes: dict[str, Any] = dict(action_shape=(box.low.size,), num_critics=num_critics)
-        shapes |= dict(policy_size=distributions.num_outputs(box))
-        if noise_steps:
+        check_optimizer(self.optimizer, self.weight_decay)
+        data = replay_of(self, num_envs)
+        bounds = self.deviation_min, self.deviation_max
+        if self.noise_steps:
             normal = state_noise_normal(*bounds)
-            acting, shapes["policy_size"] = (
-                state_noise_action(box, normal, policy_hidden, noise_steps),
-                box.low.size,
+            acting: dict[str, Any] = state_noise_action(
+                box, normal, self.policy_hidden, self.noise_steps
             )
-        policy, q = policy_and_critics(spec.obs, options, **shapes)
-        temperature = (
-            {"temperature": temperature_network(initial_temperature)}
-            if fixed_temperature == 0.0
-            else {}
+        else:
+            normal = partial(
+                distributions.tanh_normal, bounds=distributions.deviation_bounds(*bounds)
+            )
+            decide = sample_action(
+                box, remember=False, policy=lambda space, outputs, obs: normal(outputs)
+            )
+            acting = {"decide": decide}
+        policy, q = policy_and_critics(
+            self,
+            spec.obs,
+            policy_size=box.low.size if self.noise_steps else distributions.num_outputs(box),
+            action_shape=(box.low.size,),
+            num_critics=self.num_critics,
+            critic_dropout=self.critic_dropout,
+            split=two_parts if self.noise_steps else None,
         )
-        networks = {"policy": policy, **temperature}
+        networks = {"policy": policy}
+        if self.fixed_temperature == 0.0:
+            networks["temperature"] = temperature_network(self.initial_temperature)
+        targets = target_size(self.num_critics, self.target_critics)
         return Agent(
             parts={
                 "critic": critic_part(
-                    box, policy, normal, q, data, critic_loss, targets, optimizer
+                    box, policy, normal, q, data, self.critic_loss, targets, self.optimizer
                 ),
-                "actor": actor_part(box, networks, normal, q, data, optimizer),
+                "actor": actor_part(box, networks, normal, q, data, self.optimizer),
             },
             data=data,
             acts={"actor": "policy"},
-            remembers={"critic": "q"} if recurrent_size else {},
+            remembers={"critic": "q"} if self.recurrent_size else {},
             **acting,
-            rollout_length=rollout_length,
-            normalize_observations=normalize_observations,
+            rollout_length=self.rollout_length,
+            normalize_observations=self.normalize_observations,
         )
 
-    return Algorithm("sac", hyper, options, build, sizes)
+
+sac = Sac
 
 
 def state_noise_normal(deviation_min: float | None, deviation_max: float | None) -> Normal:

@@ -6,12 +6,25 @@ Targets and losses use the mean of the two critics, because their minimum undere
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.shared_fields import (
+    ActorCriticFields,
+    MemoryFields,
+    ObservationFields,
+    OptimizerFields,
+    SequenceFields,
+    TargetRates,
+    WarmupFields,
+    policy_and_critics,
+    replay_of,
+    sizes_of_replay,
+)
 from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
 from jaxrl_fast.learning.acting import (
     policy_of,
@@ -23,21 +36,18 @@ from jaxrl_fast.learning.acting import (
 )
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
     GradientResult,
     Learned,
     Part,
     Replay,
     ReplayBatch,
-    WarmupActions,
     gradients_of,
-    off_policy_sizes,
     over_replay,
     over_successors,
     require_actions,
 )
-from jaxrl_fast.learning.critics import learned_obs, policy_and_critics, regression
-from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso
+from jaxrl_fast.learning.critics import learned_obs, regression
+from jaxrl_fast.networks.network import Network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
@@ -45,155 +55,82 @@ from jaxrl_fast.numerics.optimizers import (
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
 
-class SacDiscreteHyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SacDiscreteHyper(TargetRates):
+    """Rates of SAC for discrete actions; another is in `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of all networks.
-        temperature_learning_rate: Learning rate of the temperature's logarithm.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the
-            allowed actions.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-    """
-
-    learning_rate: Any
-    temperature_learning_rate: Any
-    discount: Any
-    tau: Any
-    target_entropy_ratio: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any
+    temperature_learning_rate: Rate0 = 3e-4
+    """Learning rate of the temperature's logarithm."""
+    target_entropy_ratio: Rate01 = 0.3
+    """Target entropy as a share of the entropy of random choices among the allowed actions."""
+    max_grad_norm: Rate0 = 10.0
 
 
-@checks_numbers()
-def sac_discrete(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    temperature_learning_rate: Rate0 = 3e-4,
-    discount: Rate01 = 0.99,
-    tau: Rate01 = 0.005,
-    target_entropy_ratio: Rate01 = 0.3,
-    max_grad_norm: Rate0 = 10.0,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    rollout_length: int = 4,
-    updates_per_tick: int | None = None,
-    batch_size: int = 128,
-    buffer_size: int = 100_000,
-    warmup_steps: int | None = None,
-    warmup_actions: WarmupActions = "uniform",
-    n_step: int = 1,
-    sequence_length: int = 8,
-    burn_in: int = 4,
-    normalize_observations: bool | None = None,
-    policy_hidden: tuple[int, ...] = (128, 128),
-    critic_hidden: tuple[int, ...] = (128, 128),
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    activation: Activation = "relu",
-    critic_layer_norm: bool = False,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    initial_temperature: Annotated[float, ABOVE_0] = 1.0,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
-    precision: Precision = "f32",
-    critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
-) -> Algorithm:
-    """Build SAC for discrete actions.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SacDiscrete(
+    OptimizerFields,
+    MemoryFields,
+    ActorCriticFields,
+    ObservationFields,
+    SequenceFields,
+    WarmupFields,
+    SacDiscreteHyper,
+):
+    """SAC for discrete actions.
 
     A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
     updates once ``warmup_steps`` steps are in the buffer.
-
-    Args:
-        learning_rate: Learning rate of all networks.
-        temperature_learning_rate: Learning rate of the temperature's logarithm.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the
-            allowed actions.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        rollout_length: Steps of each environment in a tick.
-        updates_per_tick: Gradient updates in a tick; None for one per 4 sampled steps, at most 64.
-        batch_size: Transitions in a minibatch, or sequences with a memory.
-        buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
-            of a short run.
-        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
-        n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a training sequence with a memory.
-        burn_in: Steps before each sequence that only compute the memory.
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        policy_hidden: Sizes of the policy's hidden layers.
-        critic_hidden: Sizes of the critics' hidden layers.
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
-        activation: Activation of the hidden layers.
-        critic_layer_norm: Whether to normalize the critics' hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        initial_temperature: Temperature at the start of the run.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        critic_loss: ``(q, target) -> loss``, on scalars.
-
-    Returns:
-        The algorithm.
     """
-    rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
-    hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    options: dict[str, Any] = dict(
-        activation=activation, memory=memory, recurrent_size=recurrent_size
-    )
-    options |= dict(network=network, cnn=cnn, precision=precision)
-    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps, steps_per_update=4)
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    name: ClassVar[str] = "sac_discrete"
+
+    rollout_length: int = 4
+    updates_per_tick: int | None = None
+    """Gradient updates in a tick; None for one per 4 sampled steps, at most 64."""
+    batch_size: int = 128
+    buffer_size: int = 100_000
+    policy_hidden: tuple[int, ...] = (128, 128)
+    critic_hidden: tuple[int, ...] = (128, 128)
+    initial_temperature: Annotated[float, ABOVE_0] = 1.0
+    """Temperature at the start of the run."""
+    critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error
+    """``(q, target) -> loss``, on scalars."""
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the updates of a tick and the warm-up, unless they were given."""
+        return sizes_of_replay(self, num_envs, total_steps, steps_per_update=4)
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         space = require_actions("sac_discrete", spec, (Discrete, MultiDiscrete), "sac")
-        check_optimizer(optimizer, weight_decay)
-        updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
-        data = data._replace(warmup_actions=warmup_actions)
+        check_optimizer(self.optimizer, self.weight_decay)
+        data = replay_of(self, num_envs, steps_per_update=4)
         size = distributions.num_outputs(space)
-        policy, q = policy_and_critics(spec.obs, options, policy_size=size, q_size=size)
-        networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
+        policy, q = policy_and_critics(self, spec.obs, policy_size=size, q_size=size)
+        networks = {
+            "policy": policy,
+            "temperature": temperature_network(self.initial_temperature),
+        }
         return Agent(
             parts={
-                "critic": critic_part(space, policy, q, data, critic_loss, optimizer),
-                "actor": actor_part(space, networks, q, data, optimizer),
+                "critic": critic_part(space, policy, q, data, self.critic_loss, self.optimizer),
+                "actor": actor_part(space, networks, q, data, self.optimizer),
             },
             data=data,
             acts={"actor": "policy"},
-            remembers={"critic": "q"} if recurrent_size else {},
+            remembers={"critic": "q"} if self.recurrent_size else {},
             decide=sample_action(space, remember=False),
             outputs_of=itemgetter("actor"),
-            rollout_length=rollout_length,
-            normalize_observations=normalize_observations,
+            rollout_length=self.rollout_length,
+            normalize_observations=self.normalize_observations,
         )
 
-    return Algorithm("sac_discrete", hyper, options, build, sizes)
+
+sac_discrete = SacDiscrete
 
 
 def critic_part(

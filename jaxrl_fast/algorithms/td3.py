@@ -7,24 +7,37 @@ critics (DroQ, arXiv 2110.02034), prioritized replay (arXiv 1511.05952).
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, EnvSpec, Metrics, Number, PyTree
+from jaxrl_fast.algorithms.shared_fields import (
+    ActorCriticFields,
+    EnsembleFields,
+    MemoryFields,
+    ObservationFields,
+    OptimizerFields,
+    PriorityFields,
+    SequenceFields,
+    TargetRates,
+    WarmupFields,
+    policy_and_critics,
+    replay_of,
+    sizes_of_replay,
+)
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
 from jaxrl_fast.learning.acting import noisy_action, unit_policy
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
+    DeclaredAlgorithm,
     GradientResult,
     Learned,
     Part,
     Replay,
     ReplayBatch,
-    WarmupActions,
     gradients_of,
-    off_policy_sizes,
     over_replay,
     over_successors,
     require_actions,
@@ -33,222 +46,124 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import (
     averages_critics,
     critic_priorities,
-    policy_and_critics,
-    prioritize_critic,
     random_critics,
     regression,
     target_size,
     with_dropout,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, MemoryKind, Network, Precision, Torso
+from jaxrl_fast.networks.network import Network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
-    FROM_0_TO_1,
     OptimizerName,
     Rate0,
     Rate01,
     check_optimizer,
-    checks_numbers,
     make_optimizer,
 )
 
 
-class Td3Hyper(NamedTuple):
-    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Td3Hyper(TargetRates):
+    """Rates of TD3; others are in `PriorityFields` and `OptimizerFields`."""
 
-    Attributes:
-        learning_rate: Learning rate of the critics.
-        actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks when the actor steps, 0 to 1.
-        exploration_noise: Standard deviation of the noise on actions in training, in half ranges.
-        target_noise: Standard deviation of the noise on the target's actions, in half ranges.
-        target_noise_clip: Bound of that noise, in half ranges.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
-            (full).
+    learning_rate: Rate0 = 3e-4
+    """Learning rate of the critics."""
+    actor_learning_rate_ratio: Rate0 = 1.0
+    """Learning rate of the actor, relative to ``learning_rate``."""
+    tau: Rate01 = 0.005
+    """Weight of the new params in target networks when the actor steps, 0 to 1."""
+    exploration_noise: Rate0 = 0.1
+    """Standard deviation of the noise on actions in training, in half ranges."""
+    target_noise: Rate0 = 0.2
+    """Standard deviation of the noise on the target's actions, in half ranges."""
+    target_noise_clip: Rate0 = 0.5
+    """Bound of that noise, in half ranges."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DelayFields(DeclaredAlgorithm):
+    """Noise of the environments, and updates between steps of the actor."""
+
+    noise_spread: Annotated[float, FROM_0] = 2.0
+    """Ratio of the last environment's noise to ``exploration_noise``; the first environment's noise
+    is smaller by the same ratio.
     """
-
-    learning_rate: Any
-    actor_learning_rate_ratio: Any
-    discount: Any
-    tau: Any
-    exploration_noise: Any
-    target_noise: Any
-    target_noise_clip: Any
-    max_grad_norm: Any
-    reward_scale: Any
-    weight_decay: Any
-    importance_exponent: Any
+    policy_delay: int = 2
+    """Updates between two steps of the actor and of all target networks."""
 
 
 Penalty = Callable[[jax.Array, ReplayBatch, Any], jax.Array]
 """(unit actions ``[L, B, A]``, batch, hyper) -> their penalties ``[L, B]``."""
 
 
-@checks_numbers()
-def td3(
-    *,
-    learning_rate: Rate0 = 3e-4,
-    actor_learning_rate_ratio: Rate0 = 1.0,
-    discount: Rate01 = 0.99,
-    tau: Rate01 = 0.005,
-    exploration_noise: Rate0 = 0.1,
-    target_noise: Rate0 = 0.2,
-    target_noise_clip: Rate0 = 0.5,
-    max_grad_norm: Rate0 = 1e6,
-    reward_scale: Rate0 = 1.0,
-    weight_decay: Rate0 = 0.0,
-    noise_spread: Annotated[float, FROM_0] = 2.0,
-    policy_delay: int = 2,
-    num_critics: int = 2,
-    target_critics: int | None = None,
-    critic_dropout: Annotated[float, Number(0, 0.9)] = 0.0,
-    rollout_length: int = 1,
-    updates_per_tick: int | None = None,
-    batch_size: int = 256,
-    buffer_size: int = 1_000_000,
-    warmup_steps: int | None = None,
-    warmup_actions: WarmupActions = "uniform",
-    n_step: int = 1,
-    sequence_length: int = 8,
-    burn_in: int = 4,
-    priority_exponent: Annotated[float, FROM_0_TO_1] = 0.0,
-    importance_exponent: Rate01 = 0.4,
-    normalize_observations: bool | None = None,
-    policy_hidden: tuple[int, ...] = (256, 256),
-    critic_hidden: tuple[int, ...] = (256, 256),
-    policy_keys: tuple[str, ...] = (),
-    critic_keys: tuple[str, ...] = (),
-    activation: Activation = "relu",
-    critic_layer_norm: bool = False,
-    memory: MemoryKind = "gru",
-    recurrent_size: int = 0,
-    network: Torso = "mlp",
-    cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
-    precision: Precision = "f32",
-    critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
-) -> Algorithm:
-    """Build TD3; DDPG with ``num_critics=1, policy_delay=1, target_noise=0``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Td3(
+    OptimizerFields,
+    MemoryFields,
+    ActorCriticFields,
+    ObservationFields,
+    PriorityFields,
+    SequenceFields,
+    WarmupFields,
+    EnsembleFields,
+    DelayFields,
+    Td3Hyper,
+):
+    """TD3; DDPG with ``num_critics=1, policy_delay=1, target_noise=0``.
 
     A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick``
     updates once ``warmup_steps`` steps are in the buffer. With several environments, the first
-    explores with ``exploration_noise / noise_spread`` and the last with
-    ``exploration_noise * noise_spread``.
-
-    Args:
-        learning_rate: Learning rate of the critics.
-        actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
-        discount: Discount factor γ per step.
-        tau: Weight of the new params in target networks when the actor steps, 0 to 1.
-        exploration_noise: Standard deviation of the noise on actions in training, in half ranges.
-        target_noise: Standard deviation of the noise on the target's actions, in half ranges.
-        target_noise_clip: Bound of that noise, in half ranges.
-        max_grad_norm: Norm to which the gradients of each network are clipped.
-        reward_scale: Factor of the rewards.
-        weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first
-            environment's noise is smaller by the same ratio.
-        policy_delay: Updates between two steps of the actor and of all target networks.
-        num_critics: Number of Q-networks; with more than 2 the policy maximizes their mean instead
-            of the first one.
-        target_critics: Number of Q-networks whose minimum is the target, drawn anew in every
-            update; None for all.
-        critic_dropout: Share of the outputs of the critics' hidden layers that an update sets to 0;
-            the policy then maximizes the critics' mean.
-        rollout_length: Steps of each environment in a tick.
-        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
-        batch_size: Transitions in a minibatch, or sequences with a memory.
-        buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th
-            of a short run.
-        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
-        n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a training sequence with a memory.
-        burn_in: Steps before each sequence that only compute the memory.
-        priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
-        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1
-            (full).
-        normalize_observations: Whether to normalize observations; None for all but images and
-            grids.
-        policy_hidden: Sizes of the policy's hidden layers.
-        critic_hidden: Sizes of the critics' hidden layers.
-        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
-        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
-        activation: Activation of the hidden layers.
-        critic_layer_norm: Whether to normalize the critics' hidden layers.
-        memory: Kind of the memory: "gru", "lstm", "mingru", "lru", "gtrxl-64x2" (window, layers),
-            or your own function (`make_memory`).
-        recurrent_size: Size of the memory before the hidden layers; 0 for none.
-        network: Torso of the networks: "mlp", "residual", "simba", or your own function
-            (`own_torso`).
-        cnn: Convolutions for images (`make_network`).
-        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants
-            ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
-        precision: "f32", or "bf16" for dense layers and convolutions.
-        critic_loss: ``(q, target) -> loss``, on scalars.
-
-    Returns:
-        The algorithm.
+    explores with ``exploration_noise / noise_spread`` and the last with ``exploration_noise *
+    noise_spread``.
     """
-    rates = (
-        learning_rate,
-        actor_learning_rate_ratio,
-        discount,
-        tau,
-        exploration_noise,
-        target_noise,
-        target_noise_clip,
-    )
-    hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay, importance_exponent)
-    options: dict[str, Any] = dict(
-        activation=activation, memory=memory, recurrent_size=recurrent_size
-    )
-    options |= dict(network=network, cnn=cnn, precision=precision)
-    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    options |= dict(
-        critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics
-    )
-    options |= dict(optimizer=optimizer)
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
-    def build(spec: EnvSpec, num_envs: int) -> Agent:
+    name: ClassVar[str] = "td3"
+
+    num_critics: int = 2
+    """Number of Q-networks; with more than 2 the policy maximizes their mean instead of the first
+    one.
+    """
+    critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error
+    """``(q, target) -> loss``, on scalars."""
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the updates of a tick and the warm-up, unless they were given."""
+        return sizes_of_replay(self, num_envs, total_steps)
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment."""
         box = require_actions("td3", spec, (Box,), "dqn")
-        check_optimizer(optimizer, weight_decay)
-        require_positive(policy_delay=policy_delay)
-        targets = target_size(num_critics, target_critics)
-        updates, warmup = sizes(num_envs).values()
-        data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
-        data = data._replace(
-            warmup_actions=warmup_actions, prioritize=prioritize_critic(priority_exponent)
+        check_optimizer(self.optimizer, self.weight_decay)
+        require_positive(policy_delay=self.policy_delay)
+        targets = target_size(self.num_critics, self.target_critics)
+        data = replay_of(self, num_envs)
+        policy, q = policy_and_critics(
+            self,
+            spec.obs,
+            policy_size=box.low.size,
+            action_shape=(box.low.size,),
+            num_critics=self.num_critics,
+            critic_dropout=self.critic_dropout,
         )
-        shapes: dict[str, Any] = dict(
-            policy_size=box.low.size, action_shape=(box.low.size,), num_critics=num_critics
-        )
-        policy, q = policy_and_critics(spec.obs, options, **shapes)
-        decide, init_decide = noisy_action(box, noise_spread)
+        decide, init_decide = noisy_action(box, self.noise_spread)
+        step = self.policy_delay, self.optimizer
         return Agent(
             parts={
-                "critic": critic_part(
-                    box, policy, q, data, critic_loss, targets, policy_delay, optimizer
-                ),
-                "actor": actor_part(policy, q, data, policy_delay, optimizer),
+                "critic": critic_part(box, policy, q, data, self.critic_loss, targets, *step),
+                "actor": actor_part(policy, q, data, *step),
             },
             data=data,
             acts={"actor": "policy"},
-            remembers={"critic": "q"} if recurrent_size else {},
+            remembers={"critic": "q"} if self.recurrent_size else {},
             decide=decide,
             init_decide=init_decide,
-            rollout_length=rollout_length,
-            normalize_observations=normalize_observations,
+            rollout_length=self.rollout_length,
+            normalize_observations=self.normalize_observations,
         )
 
-    return Algorithm("td3", hyper, options, build, sizes)
+
+td3 = Td3
 
 
 def critic_part(

@@ -30,7 +30,7 @@ from jaxrl_fast.commands.run_config import (
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.imitation import TEACHER, with_teacher
 from jaxrl_fast.learning.io_callback_env import in_graph
 from jaxrl_fast.learning.run_graph import Overlap, graph_of
@@ -309,7 +309,7 @@ def may_act_in_workers(run: Run) -> bool:
     return (run.algo_options.get("rollout_length") or 0) >= LEAST_ROLLOUT
 
 
-def taught_algorithm(run: Run) -> tuple[Algorithm, Policy | None]:
+def taught_algorithm(run: Run) -> tuple[AnyAlgorithm, Policy | None]:
     """Make a run's algorithm, with the policy that teaches it.
 
     Args:

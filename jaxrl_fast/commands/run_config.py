@@ -24,7 +24,7 @@ from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import cluster
@@ -123,7 +123,7 @@ def _applied_to(target: str, run: Run) -> dict[str, Any]:
     return {name: getattr(run, name) for name, key in run_keys().items() if key.to == target}
 
 
-def make_algorithm(run: Run) -> Algorithm:
+def make_algorithm(run: Run) -> AnyAlgorithm:
     """Make a run's algorithm, not yet bound to an environment.
 
     Args:

@@ -11,14 +11,18 @@ Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` 
 agents, an axis ``A`` follows ``E`` and ``B`` (`core`).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, EnvSpec, Made, Metrics, PyTree, Transition, stable_hash
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree, Transition, stable_hash
+from jaxrl_fast.fields import check_fields, hyper_of, options_of, types_of
 from jaxrl_fast.learning.data import OnPolicyBatch as OnPolicyBatch
 from jaxrl_fast.learning.data import Prioritize as Prioritize
 from jaxrl_fast.learning.data import Relabel as Relabel
@@ -335,21 +339,25 @@ class Agent(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """An algorithm and its settings, independent of an environment.
+    """An algorithm and its settings, independent of an environment, as an assembled record.
+
+    Algorithms of this package are `DeclaredAlgorithm`, which has the same attributes. A function
+    that changes one, such as by another ``build``, returns this record.
 
     Attributes:
         name: Name in tables, files and `algorithms.registry`.
         hyper: NamedTuple of hyper-parameters, at least ``discount`` and ``reward_scale``; each may
             be a schedule.
-        options: Keyword arguments of its factory on which its networks depend.
+        options: Settings by name with which a policy's networks are built again.
         build: ``(spec, num_envs) -> Agent`` for one environment, whose ``spec`` has observations as
             networks read them (images stacked). Raises ``ValueError`` if the algorithm does not
             support the environment.
         sizes: Computes the options that depend on the number of environments and the run's length
             and were not given.
         for_agents: Whether the algorithm requires an environment of several agents.
-        made: How a factory of this package made it; None for others.
         needs_data: Whether it learns from recorded steps only.
+        declared: The declaration with the same settings, from which a file can make it again; None
+            if there is none.
     """
 
     name: str
@@ -358,8 +366,103 @@ class Algorithm(NamedTuple):
     build: Callable[[EnvSpec, int], Agent]
     sizes: Sizes = lambda num_envs, total_steps=None: {}
     for_agents: bool = False
-    made: Made | None = None
     needs_data: bool = False
+    declared: "DeclaredAlgorithm | None" = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeclaredAlgorithm:
+    """An algorithm whose settings are the fields of a dataclass, independent of an environment.
+
+    A subclass declares a field for each setting, with a type, a default and its documentation in a
+    string below it, and defines ``build``. Fields of the types `Rate0`, `Rate01` and `AnyRate` are
+    rates, which may be schedules and change during a run; at least ``discount`` and
+    ``reward_scale``. All others shape the program. Base classes hold the fields that several
+    algorithms share.
+    """
+
+    name: ClassVar[str] = ""
+    for_agents: ClassVar[bool] = False
+    needs_data: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check and convert the fields.
+
+        Raises:
+            ValueError: A field has another type, or is out of range.
+        """
+        check_fields(self)
+
+    @cached_property
+    def hyper(self) -> Any:
+        """NamedTuple of the rates."""
+        return hyper_of(self)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Fields by name that are neither rates nor functions."""
+        return options_of(self)
+
+    def sizes(self, num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        """Compute the options that depend on the run and were not given; by default none."""
+        return {}
+
+    def build(self, spec: EnvSpec, num_envs: int) -> Agent:
+        """Build the agent for one environment; each algorithm defines it."""
+        raise NotImplementedError(f"{type(self).__name__} has no build(self, spec, num_envs)")
+
+    def _replace(self, **changes: Any) -> Any:
+        """Return a copy with other fields or rates, or a record with other functions."""
+        return replaced(self, changes)
+
+
+AnyAlgorithm = Algorithm | DeclaredAlgorithm
+"""Both have ``name``, ``hyper``, ``options``, ``build``, ``sizes``, ``for_agents``, ``needs_data``
+and ``_replace``.
+"""
+
+
+def declaration_of(algorithm: AnyAlgorithm) -> DeclaredAlgorithm | None:
+    """Return the declaration with the settings of an algorithm.
+
+    Args:
+        algorithm: Algorithm.
+
+    Returns:
+        None if it was assembled in another way, or changed since.
+    """
+    return algorithm if isinstance(algorithm, DeclaredAlgorithm) else algorithm.declared
+
+
+def replaced(declared: DeclaredAlgorithm, changes: dict[str, Any]) -> AnyAlgorithm:
+    """Change a declared algorithm.
+
+    Args:
+        declared: Algorithm.
+        changes: New values by field, or by attribute of `Algorithm`, such as ``hyper`` or
+            ``build``.
+
+    Returns:
+        A declared algorithm, if these are fields, or rates of the same type; else a record.
+    """
+    hyper = changes.get("hyper")
+    if hyper is not None and type(hyper) is type(declared.hyper):
+        changes = {n: value for n, value in changes.items() if n != "hyper"} | hyper._asdict()
+    own = {name: changes[name] for name in changes if name in types_of(type(declared))}
+    other = {name: changes[name] for name in changes if name not in own}
+    changed = dataclasses.replace(declared, **own) if own else declared
+    if not other:
+        return changed
+    record = Algorithm(
+        name=changed.name,
+        hyper=changed.hyper,
+        options=changed.options,
+        build=changed.build,
+        sizes=changed.sizes,
+        for_agents=changed.for_agents,
+        needs_data=changed.needs_data,
+    )
+    return record._replace(**other)
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:

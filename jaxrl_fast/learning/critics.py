@@ -21,8 +21,7 @@ from jaxrl_fast.learning.algorithm import (
     require_positive,
     sequence_priority,
 )
-from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
-from jaxrl_fast.networks.noisy import two_parts
+from jaxrl_fast.networks.network import Head, Heads, Network
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.distributions import (
     categorical,
@@ -33,41 +32,6 @@ from jaxrl_fast.numerics.distributions import (
     quantile_huber,
 )
 from jaxrl_fast.numerics.optimizers import one_of
-
-
-def policy_and_critics(
-    obs_spec: PyTree,
-    options: dict[str, Any],
-    *,
-    policy_size: int,
-    q_size: int = 1,
-    action_shape: tuple[int, ...] | None = None,
-    num_critics: int = 2,
-) -> tuple[Network, Network]:
-    """Build the policy and an ensemble of Q-networks.
-
-    Args:
-        obs_spec: Shapes of one observation.
-        options: Options of the algorithm's factory (`Algorithm.options`).
-        policy_size: Outputs of the policy.
-        q_size: Outputs of each Q-network.
-        action_shape: Shape of the action that Q-networks take; None for no action.
-        num_critics: Number of Q-networks.
-
-    Returns:
-        The policy and the ensemble.
-    """
-    shared = {
-        name: options[name]
-        for name in ("activation", "memory", "recurrent_size", "network", "cnn", "precision")
-    }
-    actor = {"hidden": options["policy_hidden"], "keys": options["policy_keys"], "out_scale": 0.01}
-    actor |= {"split": two_parts if options.get("noise_steps") else None}
-    policy = make_network(obs_spec, policy_size, **actor, **shared)
-    critic = {"hidden": options["critic_hidden"], "keys": options["critic_keys"]}
-    critic |= {"layer_norm": options["critic_layer_norm"], "action_shape": action_shape}
-    critic |= {"dropout": options.get("critic_dropout", 0.0)}
-    return policy, ensemble(make_network(obs_spec, q_size, **critic, **shared), num_critics)
 
 
 def regression(

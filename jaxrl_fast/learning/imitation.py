@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Actions, Box, EnvSpec, Extras, Metrics, PyTree, Transition
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
+    AnyAlgorithm,
     GradientResult,
     Learned,
     OnPolicy,
@@ -40,7 +40,7 @@ WEIGHT = "teacher_weight"
 """Hyper-parameter with the weight of the imitation, 0 to 1."""
 
 
-def with_teacher(algorithm: Algorithm, teacher: Any, *, share: float = 0.5) -> Algorithm:
+def with_teacher(algorithm: AnyAlgorithm, teacher: Any, *, share: float = 0.5) -> AnyAlgorithm:
     """Let a policy teach an algorithm.
 
     Args:
@@ -87,7 +87,7 @@ def with_teacher(algorithm: Algorithm, teacher: Any, *, share: float = 0.5) -> A
         )
         return agent._replace(parts={**agent.parts, name: taught}, data=data, transform=transform)
 
-    return algorithm._replace(hyper=hyper, build=build, made=None)
+    return algorithm._replace(hyper=hyper, build=build)
 
 
 class TaughtState(NamedTuple):

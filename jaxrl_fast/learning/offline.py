@@ -20,7 +20,7 @@ from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition, is_image, stabl
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy
+from jaxrl_fast.learning.algorithm import Agent, AnyAlgorithm, OnPolicy, declaration_of
 from jaxrl_fast.learning.data import NEXT_ACTION
 from jaxrl_fast.learning.datasets import Dataset, load_dataset, steps_in, usable
 from jaxrl_fast.learning.host_sampling import no_steps
@@ -65,7 +65,7 @@ class Recorded(NamedTuple):
 
 def read_recorded(
     data: Dataset | str | Path | None,
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     spec: EnvSpec,
     total_steps: int,
     online_steps: int,
@@ -114,7 +114,7 @@ def read_recorded(
     return Recorded(steps, total_steps - online_steps, online_steps > 0)
 
 
-def from_data(algorithm: Algorithm, options: Any, spec: EnvSpec) -> tuple[Algorithm, Any]:
+def from_data(algorithm: AnyAlgorithm, options: Any, spec: EnvSpec) -> tuple[AnyAlgorithm, Any]:
     """Let a run learn from data.
 
     Args:
@@ -134,7 +134,7 @@ def from_data(algorithm: Algorithm, options: Any, spec: EnvSpec) -> tuple[Algori
     return with_data(algorithm, recorded), options.graph._replace(recorded=recorded)
 
 
-def with_data(algorithm: Algorithm, recorded: Recorded) -> Algorithm:
+def with_data(algorithm: AnyAlgorithm, recorded: Recorded) -> AnyAlgorithm:
     """Let an algorithm learn from recorded steps, without warm-up.
 
     Args:
@@ -172,8 +172,7 @@ def with_data(algorithm: Algorithm, recorded: Recorded) -> Algorithm:
             data=data._replace(warmup_steps=0, warmup_actions="policy", recorded=recorded)
         )
 
-    changed, made = algorithm._replace(build=build, made=None), algorithm.made
-    return changed if made is None else changed._replace(made=made._replace(result=changed))
+    return algorithm._replace(build=build, declared=declaration_of(algorithm))
 
 
 class MixedState(NamedTuple):

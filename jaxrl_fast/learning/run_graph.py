@@ -34,7 +34,7 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting, uniform_first
 from jaxrl_fast.learning.algorithm import (
     Agent,
-    Algorithm,
+    AnyAlgorithm,
     Learned,
     OnPolicy,
     Part,
@@ -347,7 +347,7 @@ def with_priorities(fragment: Fragment, agent: BoundAgent) -> Fragment:
 
 
 def build_graph(
-    env: VecEnv | HostEnv, algorithm: Algorithm, options: GraphOptions = GraphOptions()
+    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, options: GraphOptions = GraphOptions()
 ) -> tuple[Graph, BoundAgent]:
     """Build the graph of one run.
 
@@ -368,7 +368,7 @@ def build_graph(
 
 
 def graph_of(
-    env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: GraphOptions
+    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, agent: BoundAgent, options: GraphOptions
 ) -> Graph:
     """Build the graph of one run from a bound algorithm.
 
@@ -526,7 +526,7 @@ def _if_finite(
 
 
 def bind(
-    algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS
+    algorithm: AnyAlgorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS
 ) -> BoundAgent:
     """Bind an algorithm to environments.
 
@@ -640,7 +640,7 @@ def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:
     return Products(sequences, math.inf if images else batch_size * max(sizes), sum(sizes))
 
 
-def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
+def require_agents(algorithm: AnyAlgorithm, spec: EnvSpec) -> None:
     """Check that an algorithm supports the number and kind of an environment's agents.
 
     Args:

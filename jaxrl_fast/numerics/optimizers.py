@@ -340,7 +340,7 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
             name: number for name, hint in hints.items() if (number := declared_number(hint))
         }
         checks = {name: check_choice for name, hint in hints.items() if has_choices(hint)}
-        checks |= {name: _check_function for name, hint in hints.items() if _is_function(hint)}
+        checks |= {name: check_function for name, hint in hints.items() if is_function(hint)}
 
         @wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
@@ -413,12 +413,30 @@ def has_choices(hint: Any) -> bool:
     )
 
 
-def _is_function(hint: Any) -> bool:
+def is_function(hint: Any) -> bool:
+    """Return whether a type is a function's, or also None.
+
+    Args:
+        hint: Type annotation.
+
+    Returns:
+        True for ``Callable[...]`` and ``Callable[...] | None``.
+    """
     allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     return {get_origin(one) for one in allowed if one is not type(None)} == {Callable}
 
 
-def _check_function(name: str, value: Any, hint: Any) -> None:
+def check_function(name: str, value: Any, hint: Any) -> None:
+    """Check an argument that is a function.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        hint: Type annotation for which `is_function` is true.
+
+    Raises:
+        ValueError: The value is no function.
+    """
     if not callable(value) and (value is not None or type(None) not in get_args(hint)):
         raise ValueError(f"{name}={value}: write a function")
 

@@ -30,7 +30,7 @@ from jaxrl_fast.core import (
     require_devices,
 )
 from jaxrl_fast.learning.acting import Acting, Carry
-from jaxrl_fast.learning.algorithm import Agent, Algorithm, Learned, Part, init_params
+from jaxrl_fast.learning.algorithm import Agent, AnyAlgorithm, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
@@ -251,7 +251,7 @@ def _not_saved(policy: Any) -> ValueError:
     )
 
 
-OwnAlgorithm = Algorithm | Callable[..., Algorithm] | None
+OwnAlgorithm = AnyAlgorithm | Callable[..., AnyAlgorithm] | None
 """An algorithm that is not in `ALGORITHMS`, or its factory, which gets the ``options`` of
 ``made_by``.
 """
@@ -336,7 +336,7 @@ def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def _other_networks(algorithm: OwnAlgorithm) -> str:
-    if isinstance(algorithm, Algorithm):
+    if isinstance(algorithm, AnyAlgorithm):
         return "the algorithm has other networks than then: pass its factory, which gets the options of the run"
     return "the factory makes other networks than then"
 
@@ -357,7 +357,7 @@ def built_again(
     view = view_of(spec)
     # Sizes such as the batch are not stored and do not matter here; their defaults support 64
     # environments.
-    if not isinstance(algorithm, Algorithm):
+    if not isinstance(algorithm, AnyAlgorithm):
         factory = ALGORITHMS[made_by["algo"]] if algorithm is None else algorithm
         taken = inspect.signature(
             factory

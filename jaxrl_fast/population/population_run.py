@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import require_devices, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import checks_numbers, is_set
 from jaxrl_fast.policy.policies import Policy, save_policy
@@ -319,7 +319,7 @@ def best_summary(result: PopulationResult) -> dict[str, Any]:
     }
 
 
-def space_of_rates(algorithm: Algorithm, rates: Mapping[str, str]) -> SearchSpace:
+def space_of_rates(algorithm: AnyAlgorithm, rates: Mapping[str, str]) -> SearchSpace:
     """Read how the rates of an algorithm vary.
 
     Args:
@@ -392,7 +392,7 @@ RANGES["eval_episodes"] = RANGES["final_episodes"]
 @checks_numbers(RANGES)
 def train_population(
     env: VecEnv,
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     *,
     rates: Mapping[str, str],
     total_steps: int,

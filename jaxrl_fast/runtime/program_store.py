@@ -93,8 +93,10 @@ def from_json(described: Any) -> PyTree:
 
 def _own(place: str) -> type:
     """Return a NamedTuple of this package by its module and name."""
-    module, _, name = place.partition(":")
-    found = getattr(import_module(module), name, None) if module.startswith(OWN) else None
+    module, _, path = place.partition(":")
+    found: Any = import_module(module) if module.startswith(OWN) else None
+    for name in path.split("."):
+        found = getattr(found, name, None)
     if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
         raise ValueError(f"{place} is not a type of a state")
     return found

@@ -2,6 +2,7 @@
 make them.
 """
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Any, get_type_hints
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of, made_by_user
 from jaxrl_fast.core import MAX_SIZE, Number
-from jaxrl_fast.numerics.optimizers import declared_number
+from jaxrl_fast.fields import plain_type, ranges_of, texts_of, types_of
+from jaxrl_fast.learning.algorithm import DeclaredAlgorithm
+from jaxrl_fast.numerics.optimizers import is_function
 from jaxrl_fast.settings.schema import Key, describe_type
 
 NOT_OPTIONS = ("precision",)
@@ -18,10 +21,10 @@ NOT_OPTIONS = ("precision",)
 
 
 def algo_keys(name: str) -> dict[str, Key]:
-    """Return the keys ``algo.*`` of an algorithm, from the signature of its factory without losses.
+    """Return the keys ``algo.*`` of an algorithm.
 
-    Whole numbers are at least 0, and at least 1 in a list; the annotations of others declare a
-    range.
+    They are the fields of a declared algorithm, without losses; of a user's function, which makes
+    one, its arguments.
 
     Args:
         name: Name of the algorithm, or the path of a user's factory.
@@ -33,28 +36,36 @@ def algo_keys(name: str) -> dict[str, Key]:
         ValueError: A user's factory cannot be imported, or fails.
     """
     factory = factory_of(name)
-    if name not in ALGORITHMS:
-        return _keys_of_user(factory, name)
-    plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
-    sizes, texts = Number(1, MAX_SIZE, "whole"), meanings_of(factory)
-    ranges = {
-        n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number()
-        for n, hint in hints.items()
-    }
-    types = {
-        n: hint | None if ranges[n].optional and hint is Any else hint for n, hint in plain.items()
-    }
-    return {
-        f"algo.{p.name}": Key(
-            types[p.name],
-            p.default,
-            ranges[p.name].least,
-            texts.get(p.name, ""),
-            maximum=ranges[p.name].most,
+    if isinstance(factory, type) and issubclass(factory, DeclaredAlgorithm):
+        return {f"algo.{field}": key for field, key in keys_of_fields(factory).items()}
+    return _keys_of_user(factory, name)
+
+
+def keys_of_fields(declared: type[DeclaredAlgorithm]) -> dict[str, Key]:
+    """Return the keys of an algorithm's fields, without losses and `NOT_OPTIONS`.
+
+    Args:
+        declared: Class of the algorithm.
+
+    Returns:
+        Keys by field.
+    """
+    texts, ranges, keys = texts_of(declared), ranges_of(declared), {}
+    layers = Number(1, MAX_SIZE, "whole")
+    for field in dataclasses.fields(declared):
+        hint = types_of(declared)[field.name]
+        if is_function(hint) or field.name in NOT_OPTIONS:
+            continue
+        number = layers if hint == tuple[int, ...] else ranges.get(field.name, Number())
+        plain = plain_type(hint)
+        keys[field.name] = Key(
+            type=plain | None if number.optional and plain is Any else plain,
+            default=REQUIRED if field.default is dataclasses.MISSING else field.default,
+            minimum=number.least,
+            text=texts.get(field.name, "").replace("`", ""),
+            maximum=number.most,
         )
-        for p in inspect.signature(factory).parameters.values()
-        if not callable(p.default) and p.name not in NOT_OPTIONS
-    }
+    return keys
 
 
 def _keys_of_user(factory: Callable[..., Any], name: str) -> dict[str, Key]:
@@ -68,7 +79,7 @@ def _keys_of_user(factory: Callable[..., Any], name: str) -> dict[str, Key]:
     }
     others = found.pop(OTHERS, None)
     needs = any(key.default == REQUIRED for key in found.values())
-    rates = {} if needs else made_by_user(factory, name, {})._asdict()["hyper"]._asdict()
+    rates = {} if needs else made_by_user(factory, name, {}).hyper._asdict()
     found |= (
         {}
         if others is None
@@ -89,7 +100,7 @@ def _is_read(hint: Any) -> bool:
         return False
 
 
-def texts_of(name: str) -> dict[str, str]:
+def texts_of_algorithm(name: str) -> dict[str, str]:
     """Return the descriptions of an algorithm's keys.
 
     Args:
@@ -98,10 +109,8 @@ def texts_of(name: str) -> dict[str, str]:
     Returns:
         Descriptions by dotted name.
     """
-    return {
-        f"algo.{n}": t
-        for n, t in (meanings_of(ALGORITHMS[name]) if name in ALGORITHMS else {}).items()
-    }
+    texts = texts_of(ALGORITHMS[name]) if name in ALGORITHMS else {}
+    return {f"algo.{field}": text.replace("`", "") for field, text in texts.items()}
 
 
 ARGUMENTS, ENTRY = (

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition, require_vectorized
 from jaxrl_fast.envs.env import VecEnv, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.datasets import Dataset, episodes_in, join, made_here, named_leaves
 from jaxrl_fast.learning.host_sampling import HostRecord, as_rollout
 from jaxrl_fast.learning.rollout import SamplerState, start, unroll
@@ -146,7 +146,7 @@ def _host_rounds(
             )[0]
 
 
-def policy_at(path: Path, policy: Policy, algorithm: Algorithm) -> Policy:
+def policy_at(path: Path, policy: Policy, algorithm: AnyAlgorithm) -> Policy:
     """Return the policy of a checkpoint, of the first seed.
 
     Args:

@@ -16,7 +16,7 @@ from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.envs.episode_metrics import by_metric, values_of
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.host_sampling import HostRecord
 from jaxrl_fast.learning.io_callback_env import as_one_group
 from jaxrl_fast.policy.policies import (
@@ -530,7 +530,7 @@ class PeriodicEvaluation(NamedTuple):
 
 def make_periodic_evaluation(
     env: VecEnv | HostEnv,
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     agent: BoundAgent,
     keys: jax.Array,
     asked: EvalOptions,

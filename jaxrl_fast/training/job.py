@@ -12,13 +12,14 @@ import yaml
 from jaxrl_fast.core import EnvSpec, made_by, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.fields import replaced_functions, types_of
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm, DeclaredAlgorithm, declaration_of
 from jaxrl_fast.learning.datasets import Dataset
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
 from jaxrl_fast.learning.offline import from_data
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
-from jaxrl_fast.numerics.optimizers import plain
+from jaxrl_fast.numerics.optimizers import is_function, plain
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph
@@ -288,7 +289,7 @@ class Job(NamedTuple):
     """
 
     env: VecEnv | HostEnv
-    algorithm: Algorithm
+    algorithm: AnyAlgorithm
     agent: BoundAgent
     graph: Graph
     placement: Placement
@@ -310,7 +311,7 @@ class Job(NamedTuple):
 
 def make_job(
     env: VecEnv | HostEnv,
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     options: JobOptions,
     settings: Mapping[str, Any] | None = None,
     keep: FindStore = lambda program: None,
@@ -377,8 +378,8 @@ def make_job(
 
 
 def with_own_data(
-    algorithm: Algorithm, options: JobOptions, spec: EnvSpec
-) -> tuple[Algorithm, GraphOptions]:
+    algorithm: AnyAlgorithm, options: JobOptions, spec: EnvSpec
+) -> tuple[AnyAlgorithm, GraphOptions]:
     """Let an algorithm learn from the data of its run, if there are any.
 
     Args:
@@ -418,7 +419,7 @@ LENGTHS = "total_steps", "online_steps"
 
 
 def settings_of_job(
-    env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: JobOptions
+    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, agent: BoundAgent, options: JobOptions
 ) -> dict[str, Any]:
     """Collect the settings of a job that was not made from a command line.
 
@@ -464,7 +465,7 @@ NAMELESS = "<locals>", "<lambda>", "__main__.", "function from "
 """
 
 
-def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptions) -> str:
+def config_of_job(env: VecEnv | HostEnv, algorithm: AnyAlgorithm, options: JobOptions) -> str:
     """Write the file with which the command repeats a job that was not made from a command line.
 
     Args:
@@ -473,25 +474,30 @@ def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptio
         options: Options of the job.
 
     Returns:
-        YAML; empty if `jaxrl_fast.make_env` or a factory of this package did not make them, or a
-        part has no name.
+        YAML; empty if `jaxrl_fast.make_env` did not make the environment, the algorithm is not a
+        declared one, or a part has no name.
     """
-    of_env, of_algo = made_by(env), made_by(algorithm)
+    of_env, declared = made_by(env), declaration_of(algorithm)
     if (
         of_env is None
-        or of_algo is None
+        or declared is None
+        or replaced_functions(declared)
         or not isinstance(options.placement, str)
         or isinstance(options.data, Dataset)
     ):
         return ""
-    keys, own, more = run_keys(), _words(of_algo.arguments), _words(of_env.arguments["options"])
-    asked = {**options.graph._asdict(), **options._asdict(), "precision": own.pop("precision")}
+    keys, own, more = run_keys(), settings_of(declared), _words(of_env.arguments["options"])
+    asked = {
+        **options.graph._asdict(),
+        **options._asdict(),
+        "precision": own.pop("precision", "f32"),
+    }
     tree = {
         "env": {
             "name": of_env.arguments["name"],
             **{n: x for n, x in more.items() if f"env.{n}" in keys},
         },
-        "algo": {"name": of_algo.name, **own, **algorithm.sizes(env.num_envs)},
+        "algo": {**name_of(declared), **own, **algorithm.sizes(env.num_envs)},
         **dict(
             eval=asdict(options.eval),
             checkpoint=asdict(options.checkpoints),
@@ -505,6 +511,34 @@ def config_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, options: JobOptio
         text = yaml.safe_dump(tree, sort_keys=False)
         return "" if any(part in text for part in NAMELESS) else text
     return ""
+
+
+def name_of(declared: DeclaredAlgorithm) -> dict[str, str]:
+    """Return the keys that select a declared algorithm.
+
+    Args:
+        declared: Algorithm.
+
+    Returns:
+        ``name``, and ``make`` of a user's, without ``algo.``.
+    """
+    cls = type(declared)
+    if cls.__module__.startswith("jaxrl_fast."):
+        return {"name": declared.name}
+    return {"name": "custom", "make": f"{cls.__module__}.{cls.__qualname__}"}
+
+
+def settings_of(declared: DeclaredAlgorithm) -> dict[str, Any]:
+    """Return the settings of a declared algorithm, for a file.
+
+    Args:
+        declared: Algorithm.
+
+    Returns:
+        Numbers and texts by field, without functions such as losses.
+    """
+    hints = types_of(type(declared))
+    return {n: plain(getattr(declared, n)) for n, hint in hints.items() if not is_function(hint)}
 
 
 def _words(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_fast.envs.episode_metrics import NEVER
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
@@ -65,7 +65,7 @@ class Resumed(NamedTuple):
         )
 
 
-def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> Resumed:
+def read(path: str | Path, settings: Mapping[str, Any], algorithm: AnyAlgorithm) -> Resumed:
     """Read the checkpoint of a path.
 
     Args:
@@ -143,8 +143,13 @@ def compare(
     differing = [
         key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"
     ]
-    # A rate that is new since then is 0, as it was without it, unless it was given.
-    differing = [key for key in differing if rules[key] == "fixed" or key in before or now[key]]
+    # A rate that is new since then is 0, as it was without it, unless it was given. Of the other
+    # settings of an algorithm, those that `learn` did not store then are not compared.
+    differing = [
+        key
+        for key in differing
+        if key in before or (now[key] if rules[key] != "fixed" else not key.startswith("algo."))
+    ]
     for key in differing:
         was = before.get(key, 0.0 if key in SWITCHES else None)
         named = f"{key} was {was} in {description.path} and is {now.get(key)}"

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_fast.core import Batches, Box, Discrete, PyTree, action_shape
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.flat_params import make_learning
 from jaxrl_fast.learning.rollout import SamplerState, sample_compiled, start, unroll
 from jaxrl_fast.learning.run_graph import (
@@ -34,7 +34,7 @@ from jaxrl_fast.runtime.placements import SAMPLING
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 
 
-def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
+def sampling_only(env: VecEnv | HostEnv, algorithm: AnyAlgorithm) -> Graph:
     """Build a graph that samples as training does, with constant parameters; the rollout is stored
     and not used.
 
@@ -136,7 +136,7 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
     return run
 
 
-def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
+def updates_only(env: VecEnv | HostEnv, algorithm: AnyAlgorithm) -> Graph:
     """Build a graph that makes the gradient updates of training, always on the same batches of
     random numbers.
 

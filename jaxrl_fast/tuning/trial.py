@@ -27,7 +27,7 @@ from jaxrl_fast.core import Metrics
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.io_callback_env import in_graph
 from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.runtime import program as programs
@@ -247,7 +247,7 @@ def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
 
 
 def compiled(
-    request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent
+    request: Request, run: Run, env: VecEnv | HostEnv, algorithm: AnyAlgorithm, agent: BoundAgent
 ) -> Measured:
     """Compile and warm up a part of the run.
 
@@ -287,7 +287,7 @@ def compiled(
     return Measured(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
 
 
-def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
+def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: AnyAlgorithm) -> Graph:
     """Build the graph of a run, or of a part that bounds it.
 
     Args:

@@ -453,9 +453,9 @@ def meanings_of_null(algo: str) -> dict[str, str]:
     Returns:
         Text by key, such as ``null: all``, of those that describe it.
     """
-    from jaxrl_fast.settings.signatures import texts_of
+    from jaxrl_fast.settings.signatures import texts_of_algorithm
 
-    texts = {key: declared.text for key, declared in run_keys().items()} | texts_of(algo)
+    texts = {key: declared.text for key, declared in run_keys().items()} | texts_of_algorithm(algo)
     found = {
         key: re.search(r"(?:\bNone (?:for )?|; (?!None))(.+?)(?:(?<!\.)\.)?$", text)
         for key, text in texts.items()
