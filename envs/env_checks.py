@@ -447,8 +447,14 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
     try:
         player = compiled_player(env)
         second = lambda: player if again is None else compiled_player(_single(again()))  # noqa: E731
+        findings = (*found, *_judge(player, second, num_steps, seed))
+        steps_per_s, compile_s = _speed(env)
         return Report(
-            name, (*found, *_judge(player, second, num_steps, seed)), *_speed(env), TIMED_ENVS
+            name=name,
+            findings=findings,
+            steps_per_s=steps_per_s,
+            compile_s=compile_s,
+            num_envs=TIMED_ENVS,
         )
     except Exception as error:
         words = f"{NUM_ENVS} of them cannot be played: {fault_of(error)}"

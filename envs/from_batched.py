@@ -233,7 +233,15 @@ class _Simulator(Groups):
         jax.block_until_ready(actions)
         outcome = self._advance(_like(actions, self.like))
         self.steps += self.num_envs
-        return jax.tree.map(self._shared, DeviceStep(*outcome[:6]))
+        step = DeviceStep(
+            obs=outcome.obs,
+            final_obs=outcome.final_obs,
+            reward=outcome.reward,
+            terminated=outcome.terminated,
+            truncated=outcome.truncated,
+            began=outcome.began,
+        )
+        return jax.tree.map(self._shared, step)
 
     def _shared(self, array: Any) -> Any:
         """Return a JAX array of the same memory, or a converted copy, which is reported once."""

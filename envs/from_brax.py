@@ -231,12 +231,13 @@ def adapt(
         truncated = done & jnp.asarray(
             (getattr(following, "info", None) or {}).get("truncation", False), bool
         )
-        ends, values = (
-            (done & ~truncated, truncated),
-            {metric: following.metrics[metric] for metric in kinds},
-        )
         return following, Timestep(
-            following.obs, following.obs, following.reward, *ends, metrics=values
+            obs=following.obs,
+            next_obs=following.obs,
+            reward=following.reward,
+            terminated=done & ~truncated,
+            truncated=truncated,
+            metrics={metric: following.metrics[metric] for metric in kinds},
         )
 
     state, obs = jax.eval_shape(lambda key: reset(key, ()), jax.random.key(0))

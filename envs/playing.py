@@ -131,8 +131,18 @@ def compiled_player(env: Env) -> Player:
         now["key"] = jax.random.fold_in(now["key"], 0)
         now["state"], ts = advance(now["state"], actions, now["key"])
         ts = jax.tree.map(np.asarray, ts)
-        new, seen = ts.obs, ts.next_obs
-        return Played(new.obs, seen.obs, seen.given, *ts[2:5], *seen[2:])
+        after = ts.next_obs
+        return Played(
+            obs=ts.obs.obs,
+            next_obs=after.obs,
+            given_obs=after.given,
+            reward=ts.reward,
+            terminated=ts.terminated,
+            truncated=ts.truncated,
+            ended=after.ended,
+            before=after.before,
+            after=after.after,
+        )
 
     return Player(env.spec, start, play, lambda: 0.0, lambda: None)
 
@@ -159,7 +169,15 @@ def host_player(host: HostEnv) -> Player:
         took_s.append(time.perf_counter() - begin_s)
         obs, next_obs = by_name(step.obs), by_name(step.next_obs)
         return Played(
-            obs, next_obs, next_obs, *step[2:5], step.terminated | step.truncated, none, none
+            obs=obs,
+            next_obs=next_obs,
+            given_obs=next_obs,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            ended=step.terminated | step.truncated,
+            before=none,
+            after=none,
         )
 
     speed = lambda: NUM_ENVS * (len(took_s) - 1) / max(sum(took_s), 1e-9)  # noqa: E731

@@ -230,39 +230,62 @@ def learn(
             is saved first.
     """
     require_devices()
-    graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
+    graph = GraphOptions(
+        overlap=overlap, learners=learners, average=average, nan=nan, shards=shards
+    )
     beside = (
         between_chunks is None and stop_return is None and not eval_share
         if eval_beside is None
         else eval_beside
     )
-    evaluated = EvalOptions(
-        eval_every, eval_episodes, beside, eval_device, share=eval_share, sample=eval_sample
+    evaluation = EvalOptions(
+        every=eval_every,
+        episodes=eval_episodes,
+        beside=beside,
+        device=eval_device,
+        share=eval_share,
+        sample=eval_sample,
     )
-    asked = (
-        total_steps,
-        seed,
-        num_seeds,
-        graph,
-        placement,
-        devices,
-        evaluated,
-        checkpoints,
-        resume,
-        debug,
+    options = JobOptions(
+        total_steps=total_steps,
+        seed=seed,
+        num_seeds=num_seeds,
+        graph=graph,
+        placement=placement,
+        devices=devices,
+        eval=evaluation,
+        checkpoints=checkpoints,
+        resume=resume,
+        debug=debug,
+        data=data,
+        online_steps=online_steps,
     )
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes
-    job = make_job(env, algorithm, JobOptions(*asked, data, online_steps), settings, keep)
+    job = make_job(env, algorithm, options, settings, keep)
     calls = Calls(
-        on_metrics or live_plot(), should_stop, between_chunks, on_new_policy, evaluator, tell
+        on_metrics=on_metrics or live_plot(),
+        should_stop=should_stop,
+        between_chunks=between_chunks,
+        on_new_policy=on_new_policy,
+        evaluate=evaluator,
+        tell=tell,
     )
-    more = on_eval, on_checkpoint, on_episode_end, on_last_policy, stop_return
-    if any(one is not None for one in more):
-        calls = with_callbacks(calls, job, run_dir, *more)
-    return Result(
-        *(run_job(job, calls) if run_dir is None else run_in_folder(job, calls, Path(run_dir), log))
+    calls = with_callbacks(
+        calls,
+        job,
+        run_dir,
+        on_eval=on_eval,
+        on_checkpoint=on_checkpoint,
+        on_episode_end=on_episode_end,
+        on_last_policy=on_last_policy,
+        stop_return=stop_return,
     )
+    if run_dir is None:
+        state, policy, history, summary = run_job(job, calls)
+    else:
+        state, policy, history, summary = run_in_folder(job, calls, Path(run_dir), log)
+    return Result(state=state, policy=policy, history=history, summary=summary)
 
 
 def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:

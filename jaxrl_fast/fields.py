@@ -90,7 +90,7 @@ def hyper_type(cls: type) -> Any:
     Returns:
         The type, the same one for each call.
     """
-    kind = namedtuple("Hyper", rate_names(cls))  # type: ignore[misc]  # of its fields
+    kind = namedtuple(f"{cls.__name__}Hyper", rate_names(cls))  # type: ignore[misc]  # of its fields
     kind.__module__, kind.__qualname__ = cls.__module__, f"{cls.__qualname__}.Hyper"
     # A stored program names the type of its results by this path.
     cls.Hyper = kind  # type: ignore[attr-defined]

@@ -563,6 +563,54 @@ def test_an_alias_of_a_function_is_documented():
     assert not missing, f"describe arguments and results of {', '.join(missing)}"
 
 
+MAX_UNPACKED = 4
+"""Most fields of a record that may be built from an unpacked tuple."""
+
+
+def packed_calls(source: str, records: dict[str, int]) -> list[int]:
+    """Return the lines that build a large record from an unpacked tuple, or read `locals`.
+
+    Args:
+        source: Code.
+        records: Number of fields by name of a record.
+    """
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            unpacked = any(isinstance(argument, ast.Starred) for argument in node.args)
+            if name == "locals" or (unpacked and records.get(name, 0) > MAX_UNPACKED):
+                lines.append(node.lineno)
+    return lines
+
+
+def records_of(source: str) -> dict[str, int]:
+    """Return the NamedTuples and dataclasses of a file, with their numbers of fields."""
+    return {
+        node.name: len(fields_of(node))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        and (
+            "NamedTuple" in map(ast.unparse, node.bases)
+            or any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+        )
+    }
+
+
+@pytest.mark.text
+def test_records_are_built_with_keywords_and_nothing_reads_locals():
+    texts = {path: path.read_text() for path in SOURCES}
+    records = {name: n for text in texts.values() for name, n in records_of(text).items()}
+    found = [f"{path}:{n}" for path, text in texts.items() for n in packed_calls(text, records)]
+    assert found == []
+
+
+def test_a_packed_record_is_found():
+    source = "class A(NamedTuple):\n    a: int\n    b: int\n    c: int\n    d: int\n    e: int\n"
+    assert records_of(source) == {"A": 5}
+    assert packed_calls("A(*x)\nA(a=1)\nB(*x)\nm.A(1, *x)\nlocals()", {"A": 5, "B": 4}) == [1, 4, 5]
+
+
 @pytest.mark.text
 def test_the_citation_names_the_version_of_the_package():
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]

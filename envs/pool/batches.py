@@ -39,16 +39,19 @@ class Groups:
         """Return the pool as a `HostEnv` of ``num_envs`` environments per seed, with other fields
         in ``more``.
         """
-        own = (
-            self.reset,
-            self.send,
-            self.recv,
-            lambda: self.steps,
-            self.events,
-            another,
-            self.close,
+        return HostEnv(
+            spec=spec,
+            num_envs=num_envs,
+            num_groups=len(self.groups),
+            reset=self.reset,
+            send=self.send,
+            recv=self.recv,
+            steps=lambda: self.steps,
+            events=self.events,
+            another=another,
+            close=self.close,
+            **more,
         )
-        return HostEnv(spec, num_envs, len(self.groups), *own, **more)
 
     def note(self, line: str) -> None:
         self.lines.append(line)
@@ -276,7 +279,7 @@ def _each(function: Callable[..., np.ndarray], *steps: HostStep) -> HostStep:
     """Apply a function to each array of a step, or to the arrays of a field in several steps."""
     parts: Any = zip(*steps, strict=True)
     found: Any = [() if isinstance(arrays[0], tuple) else function(*arrays) for arrays in parts]
-    return HostStep(*found)
+    return HostStep._make(found)
 
 
 def sealed(step: HostStep) -> HostStep:

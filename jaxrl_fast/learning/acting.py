@@ -541,11 +541,15 @@ def make_acting(agent: Agent) -> Acting:
         }
         return Carry((), memory, agent.init_decide(size))
 
-    weights, carries = (
-        partial(weights_of, chosen_by),
-        (partial(initial, both), partial(initial, chosen_by)),
+    return Acting(
+        parts=tuple(both),
+        chooses=tuple(chosen_by),
+        greedy_weights=partial(weights_of, chosen_by),
+        explore=explore,
+        greedy=greedy,
+        initial_carry=partial(initial, both),
+        greedy_carry=partial(initial, chosen_by),
     )
-    return Acting(tuple(both), tuple(chosen_by), weights, explore, greedy, *carries)
 
 
 def uniform_first(acting: Acting, space: Actions, steps: int) -> Acting:

@@ -160,9 +160,19 @@ def steps_in(dataset: Dataset, spec: EnvSpec) -> Transition:
     )
     first = np.zeros(len(at), bool)
     first[np.cumsum(dataset.lengths) - dataset.lengths] = True
-    now, after = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (at, at + 1))
-    outcome = dataset.reward, after, dataset.terminated, dataset.truncated & ~dataset.terminated
-    return Transition(now, dataset.action, *outcome, first, Extras({}, {}))  # type: ignore[arg-type]
+    arrays: Any = dataset  # of NumPy
+    ended: Any = dataset.truncated & ~dataset.terminated
+    begins: Any = first
+    return Transition(
+        obs=jax.tree.map(lambda x: x[at], obs),
+        action=arrays.action,
+        reward=arrays.reward,
+        next_obs=jax.tree.map(lambda x: x[at + 1], obs),
+        terminated=arrays.terminated,
+        truncated=ended,
+        first=begins,
+        extras=Extras({}, {}),
+    )
 
 
 def usable(given: Any, spec: EnvSpec, name: str) -> Dataset:
@@ -187,11 +197,17 @@ def usable(given: Any, spec: EnvSpec, name: str) -> Dataset:
             f"data={name}: write a folder, or in Python a jf.Dataset, not {type(given).__name__}"
         )
     obs = {path: _in_32_bits(np.asarray(x)) for path, x in given.obs.items()}
-    flat = (given.reward, np.float32), (given.terminated, bool), (given.truncated, bool)
-    reward, *ends = (np.ravel(np.asarray(x, dtype)) for x, dtype in flat)
-    columns: Any = _in_32_bits(np.asarray(given.action)), reward, *ends, np.asarray(given.lengths)
-    dataset = _checked(Dataset(obs, *columns)._replace(about=given.about), f"data={name}")
-    last = np.zeros(len(reward), bool)
+    flat: Any = Dataset(
+        obs=obs,
+        action=_in_32_bits(np.asarray(given.action)),
+        reward=np.ravel(np.asarray(given.reward, np.float32)),
+        terminated=np.ravel(np.asarray(given.terminated, bool)),
+        truncated=np.ravel(np.asarray(given.truncated, bool)),
+        lengths=np.asarray(given.lengths),
+        about=given.about,
+    )
+    dataset = _checked(flat, f"data={name}")
+    last = np.zeros(len(dataset.reward), bool)
     last[np.cumsum(dataset.lengths) - 1] = True
     _check_same_spaces(dataset, spec, name)
     _check_contents(dataset, spec, last, name)
@@ -342,15 +358,21 @@ def load_dataset(path: str | Path) -> Dataset:
         if _is_obs(name)
     }
     obs = {name.replace(".", "/"): array for name, array in obs.items()}
-    try:
-        columns: Any = [arrays[name] for name in COLUMNS]
-    except KeyError as error:
+    missing = [name for name in COLUMNS if name not in arrays]
+    if missing:
         raise ValueError(
-            f"data={folder}: {DESCRIPTION} does not name {error}: collect the data again"
-        ) from error
-    return _checked(
-        Dataset(obs, *columns)._replace(about=content.get("about", {})), f"data={folder}"
+            f"data={folder}: {DESCRIPTION} does not name '{missing[0]}': collect the data again"
+        )
+    stored: Any = Dataset(
+        obs=obs,
+        action=arrays["actions"],
+        reward=arrays["rewards"],
+        terminated=arrays["terminations"],
+        truncated=arrays["truncations"],
+        lengths=arrays["lengths"],
+        about=content.get("about", {}),
     )
+    return _checked(stored, f"data={folder}")
 
 
 COLUMNS = "actions", "rewards", "terminations", "truncations", "lengths"

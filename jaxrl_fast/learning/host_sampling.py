@@ -527,15 +527,17 @@ def as_rollout(
         The rollout and its metrics.
     """
     step = record.step
-    ends = step.terminated, step.truncated
-    fields: Any = (
-        record.obs,
-        record.action,
-        step.reward,
-        step.next_obs,
-        *ends,
-        record.first,
-        extras,
+    arrays: Any = step  # of NumPy
+    action: Any = record.action
+    rollout = Transition(
+        obs=record.obs,
+        action=action,
+        reward=arrays.reward,
+        next_obs=arrays.next_obs,
+        terminated=arrays.terminated,
+        truncated=arrays.truncated,
+        first=record.first,
+        extras=extras,
     )
     # no steps that a lost worker did not make
     done = (step.terminated | step.truncated) & (step.episode_length > 0)
@@ -555,7 +557,7 @@ def as_rollout(
         "nonfinite_step": np.where(bad.any(axis), bad.argmax(axis), -1).astype(np.int32),
     }
     measured = metric_sums(kinds, done, step.metrics, both) if kinds else {}
-    return Transition(*fields), metrics | measured
+    return rollout, metrics | measured
 
 
 def no_steps(env: HostEnv, seeds: tuple[int, ...]) -> dict[str, Any]:

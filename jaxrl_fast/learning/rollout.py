@@ -178,8 +178,16 @@ def unroll(
             env.step(state.env, on_every_device(action), env_key, bank, t)
         )
         done = ts.terminated | ts.truncated
-        outcome = ts.reward, ts.next_obs, ts.terminated, ts.truncated
-        transition = Transition(state.obs, action, *outcome, state.first, extras)
+        transition = Transition(
+            obs=state.obs,
+            action=action,
+            reward=ts.reward,
+            next_obs=ts.next_obs,
+            terminated=ts.terminated,
+            truncated=ts.truncated,
+            first=state.first,
+            extras=extras,
+        )
         return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
 
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))

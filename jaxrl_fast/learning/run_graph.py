@@ -563,24 +563,25 @@ def bind(
             acting = uniform_first(acting, spec.action, data.warmup_steps)
     # The first rollout is not normalized: losses of its raw numbers would be thousands of times too
     # large.
-    warmup = max(sizes[-1], int(_needs_statistics(agent)))
-    scaled = (
-        bool(agent.normalize_observations),
-        agent.normalize_rewards,
-        agent.max_return,
-        spec.num_agents,
+    updates_per_tick, batch_size, batch_sequences, warmup_ticks = sizes
+    if agent.transform is not None:
+        experience = transformed(experience, agent, algorithm.hyper)
+    return BoundAgent(
+        parts=agent.parts,
+        acting=acting,
+        experience=experience,
+        hyper=at_start(algorithm.hyper),
+        rollout_length=agent.rollout_length,
+        updates_per_tick=updates_per_tick,
+        batch_size=batch_size,
+        batch_sequences=batch_sequences,
+        warmup_ticks=max(warmup_ticks, int(_needs_statistics(agent))),
+        normalize_observations=bool(agent.normalize_observations),
+        normalize_rewards=agent.normalize_rewards,
+        max_return=agent.max_return,
+        num_agents=spec.num_agents,
+        products=products_of(agent, spec, batch_size),
     )
-    others: Any = (
-        agent.rollout_length,
-        *sizes[:-1],
-        warmup,
-        *scaled,
-        products_of(agent, spec, sizes[1]),
-    )
-    stored = (
-        experience if agent.transform is None else transformed(experience, agent, algorithm.hyper)
-    )
-    return BoundAgent(agent.parts, acting, stored, at_start(algorithm.hyper), *others)
 
 
 Made = tuple[tuple[int, int, int, int], Experience]

@@ -193,21 +193,21 @@ def plan_rollouts(
     images = any(map(is_image, jax.tree.leaves(env.spec.obs)))
     programs = {size: act_program(one, images) for size, one in splits.items()}
     compute = jax.jit(computed_ahead(env, whole, given, agent.rollout_length))
-    fields, counts = algorithm_fields(env, agent, rollout_shapes)
+    fields, (num_carry, num_decision, num_memory) = algorithm_fields(env, agent, rollout_shapes)
     for i, value in enumerate(jax.eval_shape(compute, *example)):
         fields[f"given{i}"] = value.shape, np.dtype(value.dtype)
-    entries = tuple(sorted(env.spec.obs)) if isinstance(env.spec.obs, dict) else ()
-    every = agent.experience.memory_every
     plan = RolloutPlan(
-        agent.rollout_length,
-        env.num_seeds,
-        env.num_groups,
-        programs,
-        given,
-        entries,
-        *counts,
-        every,
-        fields,
+        length=agent.rollout_length,
+        num_seeds=env.num_seeds,
+        num_groups=env.num_groups,
+        programs=programs,
+        given=given,
+        entries=tuple(sorted(env.spec.obs)) if isinstance(env.spec.obs, dict) else (),
+        num_carry=num_carry,
+        num_decision=num_decision,
+        num_memory=num_memory,
+        memory_every=agent.experience.memory_every,
+        fields=fields,
     )
     return Ahead(compute, plan)
 
@@ -414,10 +414,15 @@ def read_rollout(
     else:
         seen = observed(shared["obs"], shared["final_obs"])
     obs, next_obs, last = seen
-    metrics = facts["metrics"] if env.spec.metrics else ()
-    totals = facts["episode_return"], facts["episode_length"], metrics
     step = HostStep(
-        obs, next_obs, facts["reward"], facts["terminated"], facts["truncated"], *totals
+        obs=obs,
+        next_obs=next_obs,
+        reward=facts["reward"],
+        terminated=facts["terminated"],
+        truncated=facts["truncated"],
+        episode_return=facts["episode_return"],
+        episode_length=facts["episode_length"],
+        metrics=facts["metrics"] if env.spec.metrics else (),
     )
     record = HostRecord(obs, first, by_seed(env, shared["action"], 1), step)
     kinds = {}

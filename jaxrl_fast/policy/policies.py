@@ -627,21 +627,20 @@ def spec_from_json(description: dict[str, Any]) -> EnvSpec:
         description["obs"],
         is_leaf=is_leaf,
     )
-    stack = description.get("frame_stack", 0)  # policies of older versions have none
-    agents = description.get("num_agents"), description.get("shared_reward", False)
-    sizes = tuple((size, number) for size, number in description.get("own_sizes", ()))
-    own = description.get("obs_space"), description.get("action_space")
-    known = EnvSpec(
-        description["name"],
-        obs,
-        space,
-        description["max_episode_steps"],
-        stack,
-        *agents,
-        sizes,
-        *own,
+    # Policies of older versions lack the entries that are read with a default.
+    return EnvSpec(
+        name=description["name"],
+        obs=obs,
+        action=space,
+        max_episode_steps=description["max_episode_steps"],
+        frame_stack=description.get("frame_stack", 0),
+        num_agents=description.get("num_agents"),
+        shared_reward=description.get("shared_reward", False),
+        own_sizes=tuple((size, number) for size, number in description.get("own_sizes", ())),
+        obs_space=description.get("obs_space"),
+        action_space=description.get("action_space"),
+        metrics=description.get("metrics", {}),
     )
-    return known._replace(metrics=description.get("metrics", {}))
 
 
 def policy_of_agent(policy: Policy, number: int) -> Policy:

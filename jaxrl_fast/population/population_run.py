@@ -261,15 +261,16 @@ def conclude(driver: Driver, complete: bool, finalists: int, episodes: int) -> P
         returns, key=lambda number: (float(returns[number].mean()), -number)
     )
     learner = int(np.argmax(returns[best].mean(axis=1)))
-    found = (
-        returns,
-        best,
-        driver.policy(best, learner),
-        seconds,
-        driver.steps_per_tick(best),
-        learner,
+    return PopulationResult(
+        book=driver.book,
+        complete=complete,
+        returns=returns,
+        best=best,
+        policy=driver.policy(best, learner),
+        seconds=seconds,
+        steps_per_tick=driver.steps_per_tick(best),
+        learner=learner,
     )
-    return PopulationResult(driver.book, complete, *found)
 
 
 def write_best(result: PopulationResult, folder: Path) -> dict[str, str]:
@@ -462,25 +463,38 @@ def train_population(
     """
     require_devices()
     require_vectorized(env, algorithm)
-    search = trials, at_once, seeds_per_trial, sampler, halving, first_rung, score
     with words_of_python():
-        options = planning.SearchOptions(*search, size, every, explore, quantile, copy_replay)
+        options = planning.SearchOptions(
+            trials=trials,
+            at_once=at_once,
+            seeds_per_trial=seeds_per_trial,
+            sampler=sampler,
+            halving=halving,
+            first_rung=first_rung,
+            score=score,
+            size=size,
+            every=every,
+            explore=explore,
+            quantile=quantile,
+            replay=copy_replay,
+        )
         space = space_of_rates(algorithm, rates)
         planning.check_options(options, space, total_steps)
-    evaluation = EvalOptions(0, eval_episodes, beside=False)
 
     def job_of(count: int) -> Job:
-        asked = (
-            total_steps,
-            seed,
-            count,
-            GraphOptions(),
-            placement,
-            devices,
-            evaluation,
-            Checkpoints(keep=0),
+        options = JobOptions(
+            total_steps=total_steps,
+            seed=seed,
+            num_seeds=count,
+            graph=GraphOptions(),
+            placement=placement,
+            devices=devices,
+            eval=EvalOptions(every=0, episodes=eval_episodes, beside=False),
+            checkpoints=Checkpoints(keep=0),
+            resume=None,
+            debug=False,
         )
-        return make_job(env, algorithm, JobOptions(*asked, resume=None, debug=False), {})
+        return make_job(env, algorithm, options, {})
 
     one = job_of(1)
     used = len({device for group in one.placement.groups for device in group.devices})

@@ -81,7 +81,15 @@ def compile(
     graph, home = placements.divided(graph, placement), homes(placement, num_seeds)
     if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
         return _one_program(graph, placement, home, ticks, num_seeds, axes)
-    return Program(*make_chain(graph, home, ticks, num_seeds), ticks)
+    chain = make_chain(graph, home, ticks, num_seeds)
+    return Program(
+        init=chain.init,
+        run=chain.run,
+        ready=chain.ready,
+        compile_run=chain.compile_run,
+        place=chain.place,
+        ticks_per_chunk=ticks,
+    )
 
 
 def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:

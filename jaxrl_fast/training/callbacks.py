@@ -326,9 +326,14 @@ def _evaluation_for(on_eval: OnEval) -> Callable[[Any, Any, EpisodeTotals], None
     def on_evaluation(evaluations: Any, snapshot: Any, totals: EpisodeTotals) -> None:
         if hosts.is_first():
             success = None if isinstance(totals.success, tuple) else np.asarray(totals.success)
-            columns = np.asarray(totals.returns), np.asarray(totals.length), success
-            policy_of = partial(evaluations.evaluation.policy_of, snapshot.params)
-            on_eval(Evaluation(snapshot.env_steps, *columns, policy_of))
+            evaluation = Evaluation(
+                env_steps=snapshot.env_steps,
+                returns=np.asarray(totals.returns),
+                length=np.asarray(totals.length),
+                success=success,
+                policy_of=partial(evaluations.evaluation.policy_of, snapshot.params),
+            )
+            on_eval(evaluation)
 
     return on_evaluation
 

@@ -227,10 +227,21 @@ def stored_steps(path: Path, spec: EnvSpec) -> Dataset:
         paths = [".".join([name, *path.split("/")]).rstrip(".") for path in named_leaves(spec.obs)]
         return jax.tree.unflatten(jax.tree.structure(spec.obs), [in_time(path) for path in paths])
 
-    flags = in_time("terminated"), in_time("truncated")
-    outcome: Any = in_time("action"), in_time("reward"), observed("next_obs"), *flags
-    fields: Any = observed("obs"), *outcome, np.zeros_like(flags[0]), Extras({}, {})
-    rollout = Transition(*fields)
+    terminated: Any = in_time("terminated")
+    truncated: Any = in_time("truncated")
+    action: Any = in_time("action")
+    reward: Any = in_time("reward")
+    first: Any = np.zeros_like(terminated)
+    rollout = Transition(
+        obs=observed("obs"),
+        action=action,
+        reward=reward,
+        next_obs=observed("next_obs"),
+        terminated=terminated,
+        truncated=truncated,
+        first=first,
+        extras=Extras({}, {}),
+    )
     about = {
         "algo": description.settings.get("algo", "own"),
         "replay": f"of {description.path.name} steps",

@@ -588,8 +588,10 @@ def make_periodic_evaluation(
         own = jax.tree.map(lambda x: jnp.array(x[seed]), params)
         return make_policy(env.spec, agent.acting, own, made_by)
 
-    ends = (totals.close, totals.stop) if isinstance(env, HostEnv) else ()
-    return PeriodicEvaluation(partial(policy_params, agent, len(keys)), evaluate, policy_of, *ends)
+    evaluation = PeriodicEvaluation(partial(policy_params, agent, len(keys)), evaluate, policy_of)
+    if isinstance(env, HostEnv):
+        return evaluation._replace(close=totals.close, stop=totals.stop)
+    return evaluation
 
 
 def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:

@@ -112,8 +112,13 @@ def plan_run(
             else max(1, round((steps or total_steps / 10) / (steps_per_tick * ticks_per_chunk)))
         )
 
-    each = chunks(eval_every), chunks(checkpoint_every)
-    return Plan(ticks_per_chunk, -(-ticks // ticks_per_chunk), *each, steps_per_tick)
+    return Plan(
+        ticks_per_chunk=ticks_per_chunk,
+        num_chunks=-(-ticks // ticks_per_chunk),
+        chunks_per_eval=chunks(eval_every),
+        chunks_per_checkpoint=chunks(checkpoint_every),
+        steps_per_tick=steps_per_tick,
+    )
 
 
 def _too_long(total_steps: int) -> ValueError:
@@ -344,13 +349,12 @@ def make_job(
         (env, []) if isinstance(env, VecEnv) and not options.eval.share else bridge_of(env, options)
     )
     resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
-    start, joined = (
-        resumed.empty_until if resumed else 0,
-        starts_kernels_singly(jax.default_backend()),
+    graph_options = asked._replace(
+        total_steps=total_steps,
+        empty_until=resumed.empty_until if resumed else 0,
+        joined=starts_kernels_singly(jax.default_backend()),
     )
-    options = options._replace(
-        graph=asked._replace(total_steps=total_steps, empty_until=start, joined=joined)
-    )
+    options = options._replace(graph=graph_options)
     graph = graph_of(vec_env, algorithm, agent, options.graph)
     progress, every = resumed and resumed.progress, options.eval.every
     plan = plan_run(env, agent, total_steps, every, options.checkpoints.every, progress)
@@ -360,21 +364,22 @@ def make_job(
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(options.seed), num_seeds)
     store = keep((options.graph, placed, plan.ticks_per_chunk, num_seeds))
-    parts = (
-        env,
-        algorithm,
-        agent,
-        graph,
-        placed,
-        program,
-        plan,
-        keys,
-        failures,
-        options,
-        settings,
-        resumed,
+    return Job(
+        env=env,
+        algorithm=algorithm,
+        agent=agent,
+        graph=graph,
+        placement=placed,
+        program=program,
+        plan=plan,
+        keys=keys,
+        failures=failures,
+        options=options,
+        settings=settings,
+        resumed=resumed,
+        store=store,
+        config=config,
     )
-    return Job(*parts, store, config)
 
 
 def with_own_data(

@@ -534,14 +534,16 @@ def read_run(folder: Path) -> RunView:
     """
     status = read_status(folder)
     summary = read_entries(folder / "summary.json")
-    state, settings = (
-        state_now(status) if status else _guess_state(folder, summary),
-        read_settings(folder),
+    return RunView(
+        path=folder,
+        state=state_now(status) if status else _guess_state(folder, summary),
+        status=status,
+        settings=read_settings(folder),
+        summary=summary,
+        metrics=read_columns(folder / "metrics.csv"),
+        of_seeds=read_columns(folder / "metrics_seeds.csv"),
+        evals=read_columns(folder / "evals.csv"),
     )
-    tables = (
-        read_columns(folder / f"{name}.csv") for name in ("metrics", "metrics_seeds", "evals")
-    )
-    return RunView(folder, state, status, settings, summary, *tables)
 
 
 UNEVALUATED: dict[Any, str] = {0: "not evaluated (eval.every=0)"}

@@ -374,19 +374,19 @@ def _first_row(
     candidate: Candidate, what: What, answer: dict[str, Any] | Failure, began_s: float
 ) -> Row:
     row = Row(
-        *candidate[:2],
-        candidate.effect,
-        candidate.run,
-        what,
-        "measured",
-        "",
-        {},
-        (),
-        None,
-        0.0,
-        0.0,
+        knob=candidate.knob,
+        value=candidate.value,
+        effect=candidate.effect,
+        run=candidate.run,
+        what=what,
+        status="measured",
+        why="",
+        facts={},
+        tick_hz=(),
+        peak_bytes=None,
+        others=0.0,
+        took_s=time.perf_counter() - began_s,
     )
-    row = row._replace(took_s=time.perf_counter() - began_s)
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why)
     resolved = dataclasses.replace(

@@ -337,22 +337,21 @@ def _fragment(
 ) -> FragmentFacts:
     parts = shards(placement.groups[group], num_seeds)[1] if fragment.division.width else 1
     size = sum(leaf.size_bytes for leaf in _leaves(state.private[fragment.name]))
-    f, (width, unit) = fragment, (fragment.division.width, fragment.division.unit)
-    own = (
-        f.name,
-        f.reads,
-        f.writes,
-        group,
-        f.start,
-        f.every,
-        f.rounds,
-        f.host,
-        width,
-        unit,
-        parts,
-        size,
+    return FragmentFacts(
+        name=fragment.name,
+        reads=fragment.reads,
+        writes=fragment.writes,
+        group=group,
+        start=fragment.start,
+        every=fragment.every,
+        rounds=fragment.rounds,
+        host=fragment.host,
+        width=fragment.division.width,
+        unit=fragment.division.unit,
+        parts=parts,
+        state_bytes=size,
+        acts_there=WORKERS in fragment.tags,
     )
-    return FragmentFacts(*own, WORKERS in f.tags)
 
 
 def _readers(
