@@ -32,6 +32,7 @@ from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.graph import tick as tick_graph
 from jaxrl_fast.runtime.placements import Make
 from jaxrl_fast.runtime.program_store import FindStore
+from jaxrl_fast.settings.run import of_program
 from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, argument_ranges
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import (
@@ -52,7 +53,7 @@ from jaxrl_fast.training.callbacks import (
 )
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts, restore, snapshot
 from jaxrl_fast.training.episodes import Evaluate, make_periodic_evaluation
-from jaxrl_fast.training.job import Job, JobOptions, make_job
+from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.loop import Trained, run_job
 from jaxrl_fast.training.run_folder import locked
 from jaxrl_fast.views.listeners import make_listeners
@@ -230,9 +231,7 @@ def learn(
             is saved first.
     """
     require_devices()
-    graph = GraphOptions(
-        overlap=overlap, learners=learners, average=average, nan=nan, shards=shards
-    )
+    require_vectorized(env, algorithm)
     beside = (
         between_chunks is None and stop_return is None and not eval_share
         if eval_beside is None
@@ -246,15 +245,22 @@ def learn(
         share=eval_share,
         sample=eval_sample,
     )
-    options = JobOptions(
+    run = of_program(
+        env,
+        algorithm,
         total_steps=total_steps,
         seed=seed,
         num_seeds=num_seeds,
-        graph=graph,
+        overlap=overlap,
+        learners=learners,
+        average=average,
+        shards=shards,
+        nan=nan,
         placement=placement,
         devices=devices,
         eval=evaluation,
-        checkpoints=checkpoints,
+        checkpoint=checkpoints,
+        log=log,
         resume=resume,
         debug=debug,
         data=data,
@@ -262,7 +268,7 @@ def learn(
     )
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes
-    job = make_job(env, algorithm, options, settings, keep)
+    job = make_job(env, algorithm, run, settings, keep)
     calls = Calls(
         on_metrics=on_metrics or live_plot(),
         should_stop=should_stop,

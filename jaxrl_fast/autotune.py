@@ -11,8 +11,9 @@ from typing import Any, get_args
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli, run_config, tuning_cache
-from jaxrl_fast.commands.run_config import Run, env_name, make_algorithm
+from jaxrl_fast.commands.run_config import env_name, make_algorithm
 from jaxrl_fast.learning.run_graph import Overlap
+from jaxrl_fast.settings.run import Run
 from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value, read_word
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.measuring import Settings

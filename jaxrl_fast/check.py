@@ -8,10 +8,11 @@ from functools import partial
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.run_config import alone, compose, make_envs, may_be_host
+from jaxrl_fast.commands.run_config import alone, compose, make_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.env_checks import RULES, check_env
 from jaxrl_fast.settings.machine import setup
+from jaxrl_fast.settings.run import may_be_host
 from jaxrl_fast.settings.schema import Key
 
 RULES_LISTED = "\n".join(f"  - {rule}" for rule in RULES.values())

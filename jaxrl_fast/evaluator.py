@@ -10,11 +10,12 @@ import numpy as np
 
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.env_cache import env_cache_of, make_cached_envs, store_of
-from jaxrl_fast.commands.run_config import alone, flat_settings, make_algorithm
+from jaxrl_fast.commands.run_config import alone, make_algorithm
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.settings.machine import collect_garbage_seldom, setup
+from jaxrl_fast.settings.run import flat_settings
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.episodes import make_periodic_evaluation
 from jaxrl_fast.training.evaluator_process import read_ahead, serve, take_what_is_left

@@ -17,10 +17,11 @@ import jax
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.prepare import prepare_run, taught_algorithm
-from jaxrl_fast.commands.run_config import Run, env_name, job_options
+from jaxrl_fast.commands.run_config import env_name
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.run import Run, flat_settings
 from jaxrl_fast.settings.schema import GROUPS, ConfigError, read_word, run_keys, written
 from jaxrl_fast.targets.accelerators import THIS, compile_here, parse_target
 from jaxrl_fast.targets.compiling import compile_for, placement_for, rounds_of
@@ -140,7 +141,7 @@ def rows_of(run: Run) -> list[list[str]]:
     values = {f"env.{name}": value for name, value in short.items() if f"env.{name}" in run_keys()}
     origins = dict.fromkeys(values, f"env={run.env}") | run.sources
     values |= {name: getattr(run, name) for name, key in run_keys().items() if "." not in name}
-    values |= run_config.flat_settings(run)
+    values |= flat_settings(run)
     values |= {
         name: AUTO
         for name, auto in (("num_envs", run.auto_width), ("overlap", run.auto_overlap))
@@ -217,10 +218,10 @@ def explain_on(
     Returns:
         Exit code.
     """
-    job = make_job(env, taught_algorithm(run)[0], job_options(run)._replace(resume=None), {})
+    job = make_job(env, taught_algorithm(run)[0], dataclasses.replace(run, resume=None), {})
     open_folder(folder)
     print(envs.describe(run.env, run.env_options))
-    title = title_of(run, run.placement)
+    title = title_of(run, run.placement_name)
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
     ready, description, facts = look_at(run, job)
     for table in (fragment_table, channel_table, program_table):
@@ -326,7 +327,7 @@ def look_at(run: Run, job: Job) -> tuple[Ready, Description, dict[str, Any]]:
     state = jax.eval_shape(program.init, keys, hyper)
     shapes = trace_shapes(job.graph, state, run_shapes(compiled), run.num_seeds)
     ticks = program.ticks_per_chunk
-    facts = facts_of(run, run.placement, devices=run.devices, ticks_per_chunk=ticks)
+    facts = facts_of(run, run.placement_name, devices=run.devices, ticks_per_chunk=ticks)
     facts |= {"compile_s": compile_s, "programs_from_disk": from_disk}
     placed = job.graph, job.placement, state
     description = describe(

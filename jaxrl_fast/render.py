@@ -13,10 +13,10 @@ import numpy as np
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import POLICIES, check_spaces, open_run, read_words
-from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.envs.env import Env
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.settings.machine import setup
+from jaxrl_fast.settings.run import Run
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.views.renderers import Shot, Subject, check_out, encode, offer_gl, subject_of

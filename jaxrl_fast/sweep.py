@@ -16,7 +16,7 @@ import yaml
 
 from jaxrl_fast.commands import cli, run_config, tuning_cache
 from jaxrl_fast.commands.prepare import fill_in, new_folder, print_opening, write_facts
-from jaxrl_fast.commands.run_config import Run, compose, job_options, make_algorithm
+from jaxrl_fast.commands.run_config import compose, make_algorithm
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.numerics.optimizers import plain
@@ -38,6 +38,7 @@ from jaxrl_fast.population.sweep_words import (
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import collect_garbage_seldom, free_bytes
+from jaxrl_fast.settings.run import Run, may_be_host, to_yaml
 from jaxrl_fast.settings.schema import command_line, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import StopSignal, to_stderr
@@ -64,12 +65,10 @@ class Jobs:
             dataclasses.replace(run, num_seeds=count, eval=beside, **placed)
         )
         env = self._env_of(run)
-        return make_job(
-            env, make_algorithm(run_config.with_defaults(run, env.spec)), job_options(run), {}
-        )
+        return make_job(env, make_algorithm(run_config.with_defaults(run, env.spec)), run, {})
 
     def _env_of(self, run: Run) -> VecEnv | HostEnv:
-        key = run.num_envs, run.num_seeds if run_config.may_be_host(run.env) else 1
+        key = run.num_envs, run.num_seeds if may_be_host(run.env) else 1
         if key not in self.made:
             self.made[key] = run_config.make_envs(run)
             count = planning.number_of_trials(self.sweep.options, self.sweep.space)
@@ -92,7 +91,7 @@ def place_members(run: Run) -> tuple[Run, str]:
     Returns:
         The settings with placement and devices, and the reason.
     """
-    if run.placement != machine.AUTO or run_config.may_be_host(run.env):
+    if run.placement != machine.AUTO or may_be_host(run.env):
         return fill_in(run)
     run, _ = fill_in(dataclasses.replace(run, placement="data_parallel"))
     one = (run.devices or 1) == 1
@@ -423,7 +422,7 @@ def conclude_sweep(sweep: Sweep, result: population_run.PopulationResult, folder
         texts = population_run.write_best(result, folder / BEST)
         trial = result.book.trials[result.best]
         best = settings_of_best(sweep, result, texts)
-        replace_file(folder / BEST / "config.yaml", run_config.to_yaml(best))
+        replace_file(folder / BEST / "config.yaml", to_yaml(best))
         returns = result.returns[result.best]
         print(
             f"\nbest in greedy episodes: trial {trial.number}, {describe_point(result.book.point(trial.number))}"

@@ -30,7 +30,6 @@ from jaxrl_fast.commands.prepare import (
     taught_algorithm,
     write_facts,
 )
-from jaxrl_fast.commands.run_config import Run, algo_words, flat_settings, job_options
 from jaxrl_fast.core import is_image
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -39,6 +38,7 @@ from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
+from jaxrl_fast.settings.run import Run, algo_words, flat_settings
 from jaxrl_fast.settings.schema import named_again
 from jaxrl_fast.training.callbacks import (
     Calls,
@@ -100,7 +100,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     settings = flat_settings(run)
     keep = partial(store_of, keeper, settings) if keeper is not None else lambda program: None
     of_learn = run.resume is not None and is_of_learn(read_description(Path(run.resume)).settings)
-    job = make_job(env, algorithm, job_options(run), None if of_learn else settings, keep)
+    job = make_job(env, algorithm, run, None if of_learn else settings, keep)
     check_placed(job.graph, job.placement, run.num_seeds)
     earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
     folder = Path(hosts.decide(lambda: stack.enter_context(new_folder(run))))

@@ -21,13 +21,12 @@ from many_commands import Commands
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose, make_algorithm, with_defaults
-from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.losses import clipped_surrogate
 from jaxrl_fast.numerics.optimizers import has_choices
+from jaxrl_fast.settings.run import of_program, repeated_by
 from jaxrl_fast.settings.schema import ConfigError, EvalOptions, read_value
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training.collecting import collect_episodes
-from jaxrl_fast.training.job import JobOptions, config_of_job
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views.report_page import command_lines
 
@@ -611,7 +610,7 @@ def test_the_config_of_a_run_of_the_library_makes_its_algorithm_again(name: str,
     }
     algorithm = factory(**{n: value for n, value in sizes.items() if n in taken})
     file = tmp_path / "config.yaml"
-    file.write_text(config_of_job(env, algorithm, options_of(total_steps=1_000)))
+    file.write_text(config_of(env, algorithm, total_steps=1_000))
     run = compose([f"config='{file}'"])
     again = make_algorithm(with_defaults(run, env.spec))
     assert type(again) is type(algorithm) and again.hyper == algorithm.hyper
@@ -619,26 +618,16 @@ def test_the_config_of_a_run_of_the_library_makes_its_algorithm_again(name: str,
     assert (run.total_steps, run.num_envs, run.eval.episodes) == (1_000, 4, 7)
 
 
-def options_of(**given: Any) -> JobOptions:
-    return JobOptions(
-        **{
-            **dict(
-                total_steps=64,
-                seed=0,
-                num_seeds=1,
-                graph=GraphOptions(),
-                placement="fused",
-                devices=None,
-            ),
-            **dict(
-                eval=EvalOptions(episodes=7),
-                checkpoints=jf.Checkpoints(),
-                resume=None,
-                debug=False,
-                **given,
-            ),
-        }
+def config_of(env: jf.VecEnv, algorithm: Any, total_steps: int = 64) -> str:
+    run = of_program(
+        env,
+        algorithm,
+        total_steps=total_steps,
+        placement="fused",
+        eval=EvalOptions(episodes=7),
+        checkpoint=jf.Checkpoints(),
     )
+    return repeated_by(env, algorithm, run)
 
 
 def same_losses(*args: Any, **given: Any) -> Any:
@@ -666,14 +655,14 @@ def same_losses(*args: Any, **given: Any) -> Any:
 )
 def test_a_run_that_the_command_would_not_repeat_has_no_config(change: Callable[..., Any]):
     made = jf.make_env("cartpole", num_envs=4), jf.ppo()
-    assert config_of_job(*made, options_of())
-    assert config_of_job(*change(*made), options_of()) == ""
+    assert config_of(*made)
+    assert config_of(*change(*made)) == ""
 
 
 def test_the_config_has_rates_and_options_that_were_replaced():
     env, algo = jf.make_env("cartpole", num_envs=4), jf.ppo()
     changed = algo._replace(hyper=algo.hyper._replace(discount=0.5), num_epochs=3)
-    run = config_of_job(env, changed, options_of())
+    run = config_of(env, changed)
     assert "\n  discount: 0.5\n" in run and "\n  num_epochs: 3\n" in run
 
 

@@ -25,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "docs" / "site"))
 from docs_text import ROOT, python_blocks
 
 from jaxrl_fast.commands.env_cache import store_of
-from jaxrl_fast.commands.run_config import compose, flat_settings, to_yaml
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import vectorize
+from jaxrl_fast.settings.run import flat_settings, to_yaml
 from jaxrl_fast.training.callbacks import StopSignal, check_stop, reached
 from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
 from jaxrl_fast.training.run_folder import read_run

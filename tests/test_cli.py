@@ -16,9 +16,10 @@ from jaxrl_fast.__main__ import COMMANDS
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import train_help
-from jaxrl_fast.commands.run_config import compose, flat_settings
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.population import sweep_words
 from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.settings.run import flat_settings
 from jaxrl_fast.settings.schema import ConfigError, run_keys, written
 from jaxrl_fast.settings.signatures import algo_keys
 

@@ -15,22 +15,13 @@ from jaxrl_fast import Cosine, Linear, envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands import layers
 from jaxrl_fast.commands.layers import CONFIG_DIR
-from jaxrl_fast.commands.run_config import (
-    NEEDS,
-    Run,
-    compose,
-    flat_settings,
-    graph_options,
-    make_algorithm,
-    options_of,
-    to_yaml,
-)
+from jaxrl_fast.commands.run_config import NEEDS, compose, make_algorithm, options_of
 from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
+from jaxrl_fast.settings.run import Run, flat_settings, make_graph_options, to_yaml
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, command_line, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.training.job import JobOptions
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 
@@ -217,7 +208,7 @@ def test_a_run_repeated_from_its_file_goes_to_a_folder_of_its_own(tmp_path: Path
 def test_shards_are_written_down_only_by_who_asks_for_other_than_the_default():
     assert "shards" not in flat_settings(compose(["env=cartpole"]))
     run = compose(["env=cartpole", "shards=64"])
-    assert flat_settings(run)["shards"] == graph_options(run).shards == 64
+    assert flat_settings(run)["shards"] == make_graph_options(run).shards == 64
     assert "shards: 64" in to_yaml(run)
 
 
@@ -386,16 +377,12 @@ def test_the_keywords_of_learn_have_the_defaults_that_the_keys_declare():
     assert {"seed", "overlap", "shards", "eval_every", "checkpoints", "nan"} <= shared.keys()
 
 
-def test_what_a_key_applies_to_has_a_field_of_its_name():
-    fields = {"graph": set(GraphOptions._fields), "job": set(JobOptions._fields)}
-    derived = {
-        "graph": {"total_steps", "empty_until", "joined", "recorded"},
-        "job": {"graph", "placement", "eval", "checkpoints"},
-    }
-    for target, names in fields.items():
-        assert {name for name, key in run_keys().items() if key.to == target} == names - derived[
-            target
-        ]
+def test_every_key_without_a_section_and_every_option_of_the_graph_is_a_field_of_a_run():
+    fields = {field.name: field.default for field in dataclasses.fields(Run)}
+    assert {name for name in run_keys() if "." not in name} <= fields.keys()
+    derived = {"empty_until", "joined", "recorded", "total_steps"}
+    for name, default in GraphOptions()._asdict().items():
+        assert name in derived or fields[name] == default
 
 
 def test_the_keys_of_the_pool_have_its_defaults():

@@ -19,7 +19,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import keys_help
-from jaxrl_fast.commands.run_config import compose, to_yaml, with_defaults
+from jaxrl_fast.commands.run_config import compose, with_defaults
 from jaxrl_fast.core import MultiDiscrete
 from jaxrl_fast.envs.pool.codec import describe_obs
 from jaxrl_fast.explain import rows_of
@@ -28,6 +28,7 @@ from jaxrl_fast.learning.algorithm import Replay, default_rollout, off_policy_si
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.normalization import normalizes
+from jaxrl_fast.settings.run import to_yaml
 from jaxrl_fast.tuning.measuring import without_choices
 
 CONTINUOUS = "sac", "td3", "flash_sac", "iql", "td3_bc", "fast_td3", "reppo"

@@ -20,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast import explain, sac
-from jaxrl_fast.commands.run_config import compose, to_yaml
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Fragment, Graph, ShardingAxes
 from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.placements import Group, Placement, data_parallel, fused
+from jaxrl_fast.settings.run import to_yaml
 from jaxrl_fast.training.records import write_status
 from jaxrl_fast.views import description as inspection
 from jaxrl_fast.views.description import (

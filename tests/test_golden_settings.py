@@ -13,10 +13,11 @@ import pytest
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import keys_help, train_help
-from jaxrl_fast.commands.run_config import compose, flat_settings, to_yaml
-from jaxrl_fast.learning.run_graph import GraphOptions, bind
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.learning.run_graph import bind
+from jaxrl_fast.settings.run import flat_settings, of_program, repeated_by, to_yaml
 from jaxrl_fast.settings.schema import Checkpoints, EvalOptions
-from jaxrl_fast.training.job import JobOptions, config_of_job, settings_of_job
+from jaxrl_fast.training.job import settings_of_job
 
 GOLDEN = Path(__file__).parent / "golden"
 AGENTS = "traffic_junction_4"
@@ -36,26 +37,22 @@ def texts_of(name: str) -> dict[str, str]:
     words = [f"env={env_name}", f"algo={name}", "tuned=false", "num_envs=4", "total_steps=1000"]
     run = compose(words)
     env, algorithm = jf.make_env(env_name, num_envs=4), ALGORITHMS[name]()
-    options = JobOptions(
+    of_learn = of_program(
+        env,
+        algorithm,
         total_steps=1000,
-        seed=0,
-        num_seeds=1,
-        graph=GraphOptions(),
         placement="fused",
-        devices=None,
         eval=EvalOptions(),
-        checkpoints=Checkpoints(),
-        resume=None,
-        debug=False,
+        checkpoint=Checkpoints(),
     )
     agent = bind(algorithm, env.spec, env.num_envs)
     return {
         "--help": keys_help(words).partition("env.*:")[0],
         "config.yaml of the command": to_yaml(run),
         "settings of a checkpoint of the command": as_json(flat_settings(run)),
-        "config.yaml of learn": config_of_job(env, algorithm, options),
+        "config.yaml of learn": repeated_by(env, algorithm, of_learn),
         "settings of a checkpoint of learn": as_json(
-            settings_of_job(env, algorithm, agent, options)
+            settings_of_job(env, algorithm, agent, of_learn)
         ),
         "options in a policy": as_json(dict(algorithm.options)),
     }

@@ -12,7 +12,8 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
-from jaxrl_fast.commands.run_config import compose, flat_settings
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.settings.run import flat_settings
 from jaxrl_fast.training.records import check_logger, read_status
 
 STEPS = 32 * 4

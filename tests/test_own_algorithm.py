@@ -22,11 +22,12 @@ from random_batches import drawn_batch, drawn_learned
 
 import jaxrl_fast as jf
 from jaxrl_fast import train
-from jaxrl_fast.commands.run_config import compose, flat_settings, make_algorithm
+from jaxrl_fast.commands.run_config import compose, make_algorithm
 from jaxrl_fast.learning.algorithm import Learned, init_params
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import statistics_of
 from jaxrl_fast.numerics.optimizers import Linear
+from jaxrl_fast.settings.run import flat_settings
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training.run_folder import read_run

@@ -3,6 +3,7 @@ exchange.
 """
 
 import csv
+import dataclasses
 import json
 import math
 from functools import cache
@@ -21,7 +22,6 @@ from hypothesis import strategies as st
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
-from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import Steps, as_rate, plain
 from jaxrl_fast.population import slots as places
 from jaxrl_fast.population.asking import make_sampler
@@ -41,9 +41,10 @@ from jaxrl_fast.population.search_space import (
 from jaxrl_fast.population.sweep_words import read_sweep
 from jaxrl_fast.population.trials import Book
 from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.settings.run import of_program
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, EvalOptions, Key
 from jaxrl_fast.sweep import settings_of_best
-from jaxrl_fast.training.job import Job, JobOptions, make_job
+from jaxrl_fast.training.job import Job, make_job
 
 PPO = dict(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
 SAC = dict(
@@ -62,11 +63,17 @@ def job(algo: str, count: int, devices: int = 1, total_steps: int = 320) -> Job:
     algorithm: Any = ppo(**PPO) if algo == "ppo" else sac(**SAC, warmup_steps=24)
     env = tiny.line(discrete=algo == "ppo", num_envs=4)
     placement = "fused" if devices == 1 else "data_parallel"
-    evaluation, none = EvalOptions(0, 4, beside=False), Checkpoints(keep=0)
-    options = JobOptions(
-        total_steps, 0, count, GraphOptions(), placement, devices, evaluation, none, None, False
+    run = of_program(
+        env,
+        algorithm,
+        total_steps=total_steps,
+        num_seeds=count,
+        placement=placement,
+        devices=devices,
+        eval=EvalOptions(every=0, episodes=4, beside=False),
+        checkpoint=Checkpoints(keep=0),
     )
-    return make_job(env, algorithm, options, {})
+    return make_job(env, algorithm, run, {})
 
 
 @cache
@@ -126,7 +133,9 @@ def test_a_member_equals_a_run_alone(algo):
 def test_a_member_has_the_key_of_a_run_with_its_seed():
     alone = job("ppo", 1)
     for seed in (0, 3):
-        (key,) = make_job(alone.env, alone.algorithm, alone.options._replace(seed=seed), {}).keys
+        (key,) = make_job(
+            alone.env, alone.algorithm, dataclasses.replace(alone.run, seed=seed), {}
+        ).keys
         np.testing.assert_array_equal(
             jax.random.key_data(places.member_key(seed)), jax.random.key_data(key)
         )

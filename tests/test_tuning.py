@@ -14,10 +14,11 @@ from tiny import line
 
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.prepare import as_measured, with_workers
-from jaxrl_fast.commands.run_config import Run, compose, make_algorithm, to_yaml
+from jaxrl_fast.commands.run_config import compose, make_algorithm
 from jaxrl_fast.commands.tuning_cache import Device, Finding
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.settings import machine
+from jaxrl_fast.settings.run import Run, to_yaml
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.tuning import auto, candidates
 from jaxrl_fast.tuning.candidates import (

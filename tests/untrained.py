@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from jaxrl_fast.commands.run_config import compose, make_algorithm, make_evaluation_envs, to_yaml
+from jaxrl_fast.commands.run_config import compose, make_algorithm, make_evaluation_envs
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.policy.policies import Policy, make_policy, params_template, save_policy
+from jaxrl_fast.settings.run import to_yaml
 
 SMALL = ["tuned=false", "num_envs=4", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]
 

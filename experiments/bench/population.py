@@ -55,7 +55,7 @@ def measure_members(devices: int, count: int, num_envs: int = 8, repeats: int = 
     setup(cpu_devices=devices)
     import jax
 
-    from jaxrl_fast.commands.run_config import compose, job_options, make_algorithm, make_envs
+    from jaxrl_fast.commands.run_config import compose, make_algorithm, make_envs
     from jaxrl_fast.population import slots as places
     from jaxrl_fast.training.job import make_job
 
@@ -68,7 +68,7 @@ def measure_members(devices: int, count: int, num_envs: int = 8, repeats: int = 
         f"devices={devices}",
     ]
     run = compose(words)
-    job = make_job(make_envs(run), make_algorithm(run), job_options(run), {})
+    job = make_job(make_envs(run), make_algorithm(run), run, {})
     ticks = 8
     slots = places.make_slots(job, ticks, own_ticks=False)._replace(ticks_per_chunk=ticks)
     ready = places.compile_slots(slots)

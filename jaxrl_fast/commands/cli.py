@@ -27,23 +27,14 @@ from jax.errors import JaxRuntimeError
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM
 from jaxrl_fast.commands.layers import read_file, require_named_again
-from jaxrl_fast.commands.run_config import (
-    NEEDS,
-    Run,
-    algo_words,
-    chosen_later,
-    compose,
-    env_keys,
-    flat_settings,
-    make_algorithm,
-    may_be_host,
-)
+from jaxrl_fast.commands.run_config import NEEDS, chosen_later, compose, env_keys, make_algorithm
 from jaxrl_fast.core import EnvSpec, require_devices
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.run import Run, algo_words, flat_settings, may_be_host
 from jaxrl_fast.settings.schema import (
     ConfigError,
     Key,

@@ -24,12 +24,13 @@ from flax import serialization
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.commands.run_config import Run, make_envs
+from jaxrl_fast.commands.run_config import make_envs
 from jaxrl_fast.core import EnvSpec, PyTree
 from jaxrl_fast.envs.env import Bodies, Env, VecEnv, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import spec_from_json, spec_to_json
 from jaxrl_fast.settings.machine import cache_root, cpu_fingerprint, make_own_folder, make_room
+from jaxrl_fast.settings.run import Run
 from jaxrl_fast.system import replacing
 
 OWN = ("jaxrl_fast",)

@@ -18,12 +18,8 @@ from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_en
 from jaxrl_fast.commands.run_config import (
     CHOSEN,
     WORKER_ACTING,
-    Run,
-    algo_words,
     env_name,
-    flat_settings,
     make_algorithm,
-    to_yaml,
     with_bridge,
     with_defaults,
 )
@@ -40,6 +36,7 @@ from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
+from jaxrl_fast.settings.run import Run, algo_words, flat_settings, to_yaml
 from jaxrl_fast.settings.schema import PoolSchema, command_line, named_again
 from jaxrl_fast.training import run_folder
 from jaxrl_fast.training.callbacks import STOP_RETURN, to_stderr
@@ -191,7 +188,7 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     # refuses unknown names before anything slow starts
     envs.resolve(run.env, dict(run.env_options))
     finding = remembered(run, tuning_cache.cpu_device()) if look_up else None
-    choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
+    choice = machine.Choice(run.placement_name, run.devices or machine.cpu_cores(), "")
     if run.placement == machine.AUTO:
         choice = as_measured(run, finding) or choose(run, choice.devices)
     elif run.placement in ("fused", WORKER_ACTING):
@@ -340,7 +337,7 @@ def print_if_too_short(job: Job) -> None:
     plan, waits = job.plan, max(fragment.start for fragment in job.graph.fragments)
     if (
         job.resumed is None
-        and job.options.data is None
+        and job.run.data is None
         and plan.num_chunks * plan.ticks_per_chunk <= waits
     ):
         first, least = waits * plan.steps_per_tick, (waits + 1) * plan.steps_per_tick
@@ -360,7 +357,7 @@ def print_if_serial(run: Run, job: Job) -> None:
     """
 
     def parallel(overlap: Overlap) -> bool:
-        options = job.options.graph._replace(overlap=overlap)
+        options = job.graph_options._replace(overlap=overlap)
         graph = graph_of(in_graph(job.env).env, job.algorithm, job.agent, options)
         return runs_in_parallel(graph, place(graph, run.placement, run.devices))
 

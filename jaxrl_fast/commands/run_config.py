@@ -5,9 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-import jax
-from omegaconf import OmegaConf
-
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FEWER, FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM, make_named
@@ -25,14 +22,11 @@ from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.run_graph import GraphOptions
-from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import cluster
-from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import PLACEMENTS, worker_acting
-from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.run import Run, may_be_host
 from jaxrl_fast.settings.schema import (
     ConfigError,
     Key,
@@ -44,83 +38,6 @@ from jaxrl_fast.settings.schema import (
 )
 from jaxrl_fast.settings.signatures import OTHERS, REQUIRED, algo_keys, option_keys
 from jaxrl_fast.training.callbacks import check_stop
-from jaxrl_fast.training.job import JobOptions
-
-FIRST = ("overlap", "learners", "average")
-"""Keys without a section that precede all others in ``config.yaml``."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run(schema.RunSchema):
-    """All settings of a run: keys without a section, sections, and the origin of the settings.
-
-    Attributes:
-        env: Name of the environment, for ``envs.make``.
-        env_options: Options of the environment.
-        algo: Name of the algorithm, or the path of a user's factory.
-        algo_options: Arguments of the algorithm's factory.
-        placement: Name of the placement.
-        eval: Options of evaluation.
-        checkpoint: Options of checkpoints.
-        stop: When the run ends before ``total_steps``.
-        pool: Options of the pool of worker processes.
-        tuned_file: File of tuned settings that was applied, relative to the config folder, or None.
-        requeued: Whether the folder may contain an earlier start of the same run.
-        processes: Processes named on the command line, or None.
-        auto_width: Whether to replace ``num_envs`` by the fastest number here with as many samples
-            per update.
-        auto_overlap: Whether to replace ``overlap`` by the fastest value here.
-        sources: Origin of each setting that is not a default, by key.
-    """
-
-    env: str
-    env_options: dict[str, Any]
-    algo: str
-    algo_options: dict[str, Any]
-    placement: str
-    eval: schema.EvalOptions
-    checkpoint: schema.Checkpoints
-    pool: dict[str, Any]
-    stop: schema.StopOptions
-    tuned_file: str | None = None
-    requeued: bool = False
-    processes: Processes | None = None
-    auto_width: bool = False
-    auto_overlap: bool = False
-    sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
-
-
-def graph_options(run: Run) -> GraphOptions:
-    """Return the options of a run's graph, on the devices that JAX has started.
-
-    Args:
-        run: Settings of the run.
-
-    Returns:
-        The options.
-    """
-    joined = starts_kernels_singly(jax.default_backend())
-    return GraphOptions(**_applied_to("graph", run), total_steps=run.total_steps, joined=joined)
-
-
-def job_options(run: Run) -> JobOptions:
-    """Return the options of a run's job.
-
-    Args:
-        run: Settings of the run.
-
-    Returns:
-        The options.
-    """
-    graph, options = graph_options(run), _applied_to("job", run)
-    return JobOptions(
-        **options, graph=graph, placement=run.placement, eval=run.eval, checkpoints=run.checkpoint
-    )
-
-
-def _applied_to(target: str, run: Run) -> dict[str, Any]:
-    """Collect the settings that are declared to apply to a target, by name."""
-    return {name: getattr(run, name) for name, key in run_keys().items() if key.to == target}
 
 
 def make_algorithm(run: Run) -> AnyAlgorithm:
@@ -233,18 +150,6 @@ def alone(run: Run) -> Run:
     return dataclasses.replace(run, num_envs=1, num_seeds=1, pool=pool)
 
 
-def may_be_host(env: str) -> bool:
-    """Check whether ``pool.*`` may have an effect: the environments are on the host, or a user's.
-
-    Args:
-        env: Name of the environment.
-
-    Returns:
-        True for suites on the host, of a file, and ``custom``.
-    """
-    return envs.is_host(env) or env == "custom" or env in envs.OF_FILES
-
-
 def env_name(run: Run) -> str:
     """Return the environment's short name, or its id in a suite, for the name of a file.
 
@@ -255,67 +160,6 @@ def env_name(run: Run) -> str:
         The name, with dashes for slashes.
     """
     return str(run.env_options.get("id", run.env)).replace("/", "-")
-
-
-def to_yaml(run: Run) -> str:
-    """Format a run as a file for ``config=<file>``.
-
-    It omits the folder of results, and the processes, since one process with as many devices
-    computes the same.
-
-    Args:
-        run: Settings of the run.
-
-    Returns:
-        YAML.
-    """
-    return OmegaConf.to_yaml(OmegaConf.create(_to_tree(run)))
-
-
-def flat_settings(run: Run) -> dict[str, Any]:
-    """Return a run's settings by dotted key, as a checkpoint stores them.
-
-    Args:
-        run: Settings of the run.
-
-    Returns:
-        Values by key.
-    """
-    return schema.by_dotted_key(_to_tree(run))
-
-
-def _to_tree(run: Run) -> dict[str, Any]:
-    known = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
-    options = {key: value for key, value in run.env_options.items() if key not in known}
-    keys, alone = run_keys(), {name: getattr(run, name) for name in ("placement", *FIRST)}
-    for name in sorted(keys, key=lambda name: keys[name].stored == "changed"):
-        if "." not in name and keys[name].is_stored(getattr(run, name)):
-            alone[name] = getattr(run, name)
-    return {
-        "env": {"name": run.env, **known, **({"options": options} if options else {})},
-        "algo": {
-            **algo_words(run),
-            **{key: plain(value) for key, value in run.algo_options.items()},
-        },
-        "eval": dataclasses.asdict(run.eval),
-        "checkpoint": dataclasses.asdict(run.checkpoint),
-        **({"stop": {"return": run.stop.return_}} if run.stop.return_ is not None else {}),
-        **({"pool": run.pool} if may_be_host(run.env) else {}),
-        "tuned": run.tuned_file is not None,
-        **alone,
-    }
-
-
-def algo_words(run: Run) -> dict[str, str]:
-    """Return the keys that select a run's algorithm.
-
-    Args:
-        run: Settings of the run.
-
-    Returns:
-        ``name``, and ``make`` of a user's, without ``algo.``.
-    """
-    return {"name": run.algo} if run.algo in ALGORITHMS else {"name": CUSTOM, "make": run.algo}
 
 
 WORKER_ACTING = worker_acting.__name__

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, get_args
 
 import jax
 
-from jaxrl_fast.commands.run_config import Run, flat_settings, make_algorithm
+from jaxrl_fast.commands.run_config import make_algorithm
 from jaxrl_fast.core import __version__
 from jaxrl_fast.learning.run_graph import Overlap
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cache_root
+from jaxrl_fast.settings.run import Run, flat_settings
 from jaxrl_fast.settings.schema import resume_rule
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import Tell, to_stderr

@@ -114,26 +114,6 @@ def read_recorded(
     return Recorded(steps, total_steps - online_steps, online_steps > 0)
 
 
-def from_data(algorithm: AnyAlgorithm, options: Any, spec: EnvSpec) -> tuple[AnyAlgorithm, Any]:
-    """Let a run learn from data.
-
-    Args:
-        algorithm: Algorithm of the run.
-        options: `JobOptions` of the run.
-        spec: Environment of the run.
-
-    Returns:
-        The algorithm, and the options of the run's graph.
-
-    Raises:
-        ValueError: As `read_recorded`.
-    """
-    recorded = read_recorded(
-        options.data, algorithm, spec, options.total_steps, options.online_steps
-    )
-    return with_data(algorithm, recorded), options.graph._replace(recorded=recorded)
-
-
 def with_data(algorithm: AnyAlgorithm, recorded: Recorded) -> AnyAlgorithm:
     """Let an algorithm learn from recorded steps, without warm-up.
 

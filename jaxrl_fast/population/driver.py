@@ -611,7 +611,7 @@ class Driver:
         found = {}
         for number in chosen:
             job, count = self._group_of(number).job, len(self.book.trials[number].seeds)
-            options = EvalOptions(episodes=episodes, sample=job.options.eval.sample)
+            options = EvalOptions(episodes=episodes, sample=job.run.eval.sample)
             played = make_periodic_evaluation(
                 job.env, job.algorithm, job.agent, job.keys[:count], options
             )

@@ -100,7 +100,7 @@ class MemberGroup:
         self.seats: list[int | None] = [None] * plan.at_once
         self.state: TrainState | None = None
         self.evaluation = make_periodic_evaluation(
-            job.env, job.algorithm, job.agent, job.keys, job.options.eval
+            job.env, job.algorithm, job.agent, job.keys, job.run.eval
         )
         self.ready: CompiledSlots
 

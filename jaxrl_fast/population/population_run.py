@@ -15,7 +15,6 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import require_devices, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import checks_numbers, is_set
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.population import planning
@@ -31,6 +30,7 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, Make
 from jaxrl_fast.settings.machine import free_bytes
+from jaxrl_fast.settings.run import of_program
 from jaxrl_fast.settings.schema import (
     SWITCHES,
     Checkpoints,
@@ -44,7 +44,7 @@ from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.callbacks import Calls, ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
 from jaxrl_fast.training.checkpoints import Checkpointer
-from jaxrl_fast.training.job import Job, JobOptions, make_job
+from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.records import RunStatus
 from jaxrl_fast.training.run_folder import locked, write_summary
 
@@ -482,19 +482,18 @@ def train_population(
         planning.check_options(options, space, total_steps)
 
     def job_of(count: int) -> Job:
-        options = JobOptions(
+        run = of_program(
+            env,
+            algorithm,
             total_steps=total_steps,
             seed=seed,
             num_seeds=count,
-            graph=GraphOptions(),
             placement=placement,
             devices=devices,
             eval=EvalOptions(every=0, episodes=eval_episodes, beside=False),
-            checkpoints=Checkpoints(keep=0),
-            resume=None,
-            debug=False,
+            checkpoint=Checkpoints(keep=0),
         )
-        return make_job(env, algorithm, options, {})
+        return make_job(env, algorithm, run, {})
 
     one = job_of(1)
     used = len({device for group in one.placement.groups for device in group.devices})

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast.commands.cli import help_of
-from jaxrl_fast.commands.run_config import Run, compose, make_algorithm
+from jaxrl_fast.commands.run_config import compose, make_algorithm
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.population.planning import AT_THE_END, OF_POPULATION, SearchOptions, check_options
 from jaxrl_fast.population.search_space import PREFIX, SearchSpace, make_space
+from jaxrl_fast.settings.run import Run
 from jaxrl_fast.settings.schema import (
     SWITCHES,
     ConfigError,

@@ -82,8 +82,6 @@ class Key(NamedTuple):
         text: Line of help, with the unit.
         maximum: Largest number, also in a list.
         resume: Whether a resumed run may have another value: no, yes, or yes without a message.
-        to: Field that it sets, under its name: of `GraphOptions` or of `JobOptions`; None for
-            neither.
         stored: Whether config files and checkpoints contain it: always, if it differs from the
             default, or never.
         aside: Whether ``--help`` lists only its name.
@@ -95,7 +93,6 @@ class Key(NamedTuple):
     text: str = ""
     maximum: float | None = None
     resume: Literal["fixed", "free", "silent"] = "fixed"
-    to: Literal["graph", "job"] | None = None
     stored: Literal["always", "changed", "never"] = "always"
     aside: bool = False
 
@@ -302,31 +299,26 @@ class RunSchema:
     """Other keys without a section, as fields of `Run`."""
 
     total_steps: int = setting(
-        1_000_000, "env steps over all environments, for each seed", 1, to="job", resume="free"
+        1_000_000, "env steps over all environments, for each seed", 1, resume="free"
     )
     num_envs: int = setting(
         64, "parallel environments; auto: as measured here", 1, MAX_SIZE, type=int | Literal["auto"]
     )
-    seed: int = setting(0, "the first random seed", 0, MAX_SEED, to="job")
-    num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE, to="job")
-    overlap: Overlap = setting(
-        GRAPH.overlap, "delayed edges:", to="graph", type=Literal[Overlap, "auto"]
-    )
-    learners: int = setting(
-        GRAPH.learners, "learners that share the gradient updates", 1, MAX_SIZE, to="graph"
-    )
-    average: Average = setting(GRAPH.average, "averaged quantity:", to="graph", aside=True)
+    seed: int = setting(0, "the first random seed", 0, MAX_SEED)
+    num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE)
+    overlap: Overlap = setting(GRAPH.overlap, "delayed edges:", type=Literal[Overlap, "auto"])
+    learners: int = setting(GRAPH.learners, "learners that share the gradient updates", 1, MAX_SIZE)
+    average: Average = setting(GRAPH.average, "averaged quantity:", aside=True)
     shards: int = setting(
         GRAPH.shards,
         "most shards of replay and batches",
         1,
         MAX_SIZE,
-        to="graph",
         stored="changed",
         aside=True,
     )
     devices: int | None = setting(
-        None, "devices to use, or on a CPU to make", 1, 1024, to="job", resume="free"
+        None, "devices to use, or on a CPU to make", 1, 1024, resume="free"
     )
     precision: Precision = setting("f32", "precision of matrix products:")
     run_dir: str | None = setting(
@@ -337,12 +329,11 @@ class RunSchema:
         "tensorboard", "destination of scalars, besides tables:", resume="silent", aside=True
     )
     resume: str | None = setting(
-        None, "a run's folder, to continue, or auto: run_dir", to="job", stored="never"
+        None, "a run's folder, to continue, or auto: run_dir", stored="never"
     )
     data: str | None = setting(
         None,
         "recorded episodes to learn from (collect), or minari:<id>",
-        to="job",
         stored="changed",
         aside=True,
     )
@@ -350,7 +341,6 @@ class RunSchema:
         0,
         "last of total_steps, in which env is stepped, with data",
         0,
-        to="job",
         resume="free",
         stored="changed",
         aside=True,
@@ -361,10 +351,8 @@ class RunSchema:
     teacher_share: float = setting(
         0.5, "share of the run in which its weight falls to 0", 0, 1, stored="changed", aside=True
     )
-    nan: OnNan = setting(GRAPH.nan, "action on NaN or Inf:", to="graph", resume="free")
-    debug: bool = setting(
-        False, "find the operation that gave a NaN", to="job", resume="free", aside=True
-    )
+    nan: OnNan = setting(GRAPH.nan, "action on NaN or Inf:", resume="free")
+    debug: bool = setting(False, "find the operation that gave a NaN", resume="free", aside=True)
     distributed: Literal["auto", "off"] = setting(
         "auto", "join the processes of a cluster:", stored="never"
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_fast.commands.prepare import taught_algorithm
-from jaxrl_fast.commands.run_config import Run, job_options, make_envs, with_defaults
+from jaxrl_fast.commands.run_config import make_envs, with_defaults
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
 from jaxrl_fast.learning.run_graph import build_graph
@@ -17,6 +17,7 @@ from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import LEARNING, REPLAY, SAMPLING, Placement, place_on
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.run import Run, make_graph_options
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.accelerators import Chip, Target, devices_of
 from jaxrl_fast.targets.program_cost import ProgramCost, by_group, cost_of, find_dump, module_name
@@ -176,7 +177,7 @@ def placement_for(run: Run, target: Target) -> str:
             f"devices={run.devices}: the target sets their number ({target.name}): leave it out"
         )
     if run.placement != AUTO:
-        return run.placement
+        return run.placement_name
     return "fused" if target.num_devices == 1 else "data_parallel"
 
 
@@ -193,7 +194,7 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     """
     env = make_envs(run)
     algorithm = taught_algorithm(with_defaults(run, env.spec))[0]
-    algorithm, options = with_own_data(algorithm, job_options(run), env.spec)
+    algorithm, options = with_own_data(algorithm, run, make_graph_options(run), env.spec)
     options = options._replace(joined=starts_kernels_singly(target.chip.platform))
     graph, agent = build_graph(in_graph(env).env, algorithm, options)
     placed = place_on(graph, placement_for(run, target), devices_of(target))

@@ -306,10 +306,10 @@ def with_callbacks(
         ValueError: The run makes no evaluations or checkpoints, or has reached ``stop_return``.
     """
     if on_eval is not None:
-        _require_evaluations("on_eval", job.options.eval)
+        _require_evaluations("on_eval", job.run.eval)
         calls = calls._replace(on_evaluation=_evaluation_for(on_eval))
     if on_checkpoint is not None:
-        if run_dir is None or not job.options.checkpoints.keep:
+        if run_dir is None or not job.run.checkpoint.keep:
             raise ValueError(
                 "on_checkpoint needs checkpoints: write run_dir=..., and checkpoint.keep of at least 1"
             )
@@ -422,7 +422,7 @@ def stopping_at_return(calls: Calls, job: Any, stop_return: float) -> Calls:
         ValueError: The run cannot be stopped by its evaluations, or the resumed run has reached the
             return.
     """
-    check_stop(stop_return, job.options.eval)
+    check_stop(stop_return, job.run.eval)
     if job.resumed is not None and reached(stop_return, job.resumed.progress["scores"]):
         raise ValueError(
             describe_reached(stop_return, job.resumed.description.path, job.resumed.progress)
@@ -433,7 +433,7 @@ def stopping_at_return(calls: Calls, job: Any, stop_return: float) -> Calls:
         if reached(stop_return, evaluations.recorder.scores):
             score, steps = (
                 evaluations.recorder.score(),
-                f"{snapshot.env_steps:,} of {job.options.total_steps:,} steps",
+                f"{snapshot.env_steps:,} of {job.run.total_steps:,} steps",
             )
             evaluations.calls.tell(
                 f"greedy return {score:.6g} reached {STOP_RETURN}={stop_return:g} after {steps}"

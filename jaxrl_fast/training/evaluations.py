@@ -58,7 +58,7 @@ class Evaluations:
             saver,
             calls,
         )
-        self.folder, self.beside = recorder.folder, job.options.eval.beside
+        self.folder, self.beside = recorder.folder, job.run.eval.beside
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
@@ -81,7 +81,7 @@ class Evaluations:
         )
         if not self.beside:
             self.finish()
-        return self._anew(state) if self.job.options.eval.share else state
+        return self._anew(state) if self.job.run.eval.share else state
 
     def _anew(self, state: TrainState) -> TrainState:
         """Truncate the running episodes of the environments that have played others, and count
@@ -229,9 +229,7 @@ class Evaluations:
 
     def _share(self, totals: EpisodeTotals | None) -> EpisodeTotals | None:
         """Return the totals of process 0 in every process."""
-        shapes = jax.eval_shape(
-            lambda: no_totals(self.job.env.spec, self.job.options.eval.episodes)
-        )
+        shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.run.eval.episodes))
         shapes = shapes._replace(
             metrics=dict.fromkeys(self.job.env.spec.metrics, shapes.returns) or ()
         )

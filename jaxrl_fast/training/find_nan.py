@@ -45,7 +45,7 @@ def explain_nonfinite(
         saver.wait()
     newest = saver.newest if saver is not None else None
     text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
-    if job.options.debug:
+    if job.run.debug:
         origin = job.resumed.description.path if job.resumed else None
         state = _one_seed(
             _state_before(error.tick, job, run, newest or origin), error.seed, job.num_seeds

@@ -1,33 +1,26 @@
 """A job: the parts of a run, checked and assembled before anything is compiled, and its chunks."""
 
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import yaml
 
-from jaxrl_fast.core import EnvSpec, made_by, require_vectorized
+from jaxrl_fast.core import EnvSpec, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.fields import replaced_functions, types_of
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.algorithm import AnyAlgorithm, DeclaredAlgorithm, declaration_of
-from jaxrl_fast.learning.datasets import Dataset
+from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
-from jaxrl_fast.learning.offline import from_data
+from jaxrl_fast.learning.offline import read_recorded, with_data
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
-from jaxrl_fast.numerics.optimizers import is_function, plain
+from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph
-from jaxrl_fast.runtime.placements import Make, Placement, place
+from jaxrl_fast.runtime.placements import Placement, place
 from jaxrl_fast.runtime.program_store import FindStore, Store
-from jaxrl_fast.runtime.xla_options import starts_kernels_singly
-from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, run_keys
-from jaxrl_fast.system import CODE
+from jaxrl_fast.settings.run import Run, make_graph_options, repeated_by
+from jaxrl_fast.settings.schema import EvalOptions, run_keys
 from jaxrl_fast.training import resuming
 
 CHUNKS_PER_RUN = 100
@@ -240,38 +233,6 @@ def check_share(env: VecEnv | HostEnv, asked: EvalOptions) -> None:
         raise ValueError(f"eval.share=true does not support {one}: leave it out")
 
 
-class JobOptions(NamedTuple):
-    """How a job is trained; the fields mean the same as in `jaxrl_fast.learn`.
-
-    Attributes:
-        total_steps: Environment steps per seed.
-        seed: Seed of the run.
-        num_seeds: Number of seeds.
-        graph: Options of the graph.
-        placement: Name of a placement, or a function that makes one.
-        devices: Number of devices, or None.
-        eval: Options of evaluation.
-        checkpoints: Options of checkpoints.
-        resume: Checkpoint or folder of a run, or None.
-        debug: Find the operation that computed a non-finite number.
-        data: Recorded episodes, or their place; None for none.
-        online_steps: Last of ``total_steps``, in which the environment is stepped, with ``data``.
-    """
-
-    total_steps: int
-    seed: int
-    num_seeds: int
-    graph: GraphOptions
-    placement: str | Make
-    devices: int | None
-    eval: EvalOptions
-    checkpoints: Checkpoints
-    resume: str | Path | None
-    debug: bool
-    data: Dataset | str | Path | None = None
-    online_steps: int = 0
-
-
 class Job(NamedTuple):
     """A run before it starts.
 
@@ -285,7 +246,8 @@ class Job(NamedTuple):
         plan: Plan of the chunks.
         keys: One PRNG key per seed, ``[S]``.
         failures: Errors that host environments raised in a callback.
-        options: Options of the job.
+        run: Settings of the run.
+        graph_options: Options of its graph.
         settings: Settings that a checkpoint stores.
         resumed: Checkpoint that is resumed, or None.
         store: Store of compiled programs, or None.
@@ -302,7 +264,8 @@ class Job(NamedTuple):
     plan: Plan
     keys: jax.Array
     failures: list[Exception]
-    options: JobOptions
+    run: Run
+    graph_options: GraphOptions
     settings: Mapping[str, Any]
     resumed: resuming.Resumed | None = None
     store: Store | None = None
@@ -317,7 +280,7 @@ class Job(NamedTuple):
 def make_job(
     env: VecEnv | HostEnv,
     algorithm: AnyAlgorithm,
-    options: JobOptions,
+    run: Run,
     settings: Mapping[str, Any] | None = None,
     keep: FindStore = lambda program: None,
 ) -> Job:
@@ -326,7 +289,7 @@ def make_job(
     Args:
         env: Environment.
         algorithm: Algorithm.
-        options: Options of the job.
+        run: Settings of the run.
         settings: Settings that a resumed run must have in common with this one; None takes them
             from the arguments.
         keep: Returns the store of compiled programs for later starts, or None.
@@ -338,32 +301,32 @@ def make_job(
         ValueError: Arguments contradict each other, or the checkpoint.
     """
     require_vectorized(env, algorithm)
-    total_steps, num_seeds = options.total_steps, options.num_seeds
-    algorithm, asked = with_own_data(algorithm, options, env.spec)
-    agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
-    config = config_of_job(env, algorithm, options) if settings is None else ""
-    settings = settings_of_job(env, algorithm, agent, options) if settings is None else settings
+    algorithm, graph_options = with_own_data(algorithm, run, make_graph_options(run), env.spec)
+    agent = bind(algorithm, env.spec, env.num_envs, run.shards)
+    config = repeated_by(env, algorithm, run) if settings is None else ""
+    settings = settings_of_job(env, algorithm, agent, run) if settings is None else settings
     if not hosts.is_alone():
-        check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
+        check_processes(env, {**settings, "resume": run.resume, "debug": run.debug})
     vec_env, failures = (
-        (env, []) if isinstance(env, VecEnv) and not options.eval.share else bridge_of(env, options)
+        (env, []) if isinstance(env, VecEnv) and not run.eval.share else bridge_of(env, run)
     )
-    resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
-    graph_options = asked._replace(
-        total_steps=total_steps,
-        empty_until=resumed.empty_until if resumed else 0,
-        joined=starts_kernels_singly(jax.default_backend()),
+    resumed = None if run.resume is None else resuming.read(run.resume, settings, algorithm)
+    if resumed is not None:
+        graph_options = graph_options._replace(empty_until=resumed.empty_until)
+    graph = graph_of(vec_env, algorithm, agent, graph_options)
+    plan = plan_run(
+        env,
+        agent,
+        run.total_steps,
+        run.eval.every,
+        run.checkpoint.every,
+        resumed.progress if resumed is not None else None,
     )
-    options = options._replace(graph=graph_options)
-    graph = graph_of(vec_env, algorithm, agent, options.graph)
-    progress, every = resumed and resumed.progress, options.eval.every
-    plan = plan_run(env, agent, total_steps, every, options.checkpoints.every, progress)
-    placed = place(graph, options.placement, options.devices)
+    placed = place(graph, run.placement, run.devices)
     if isinstance(env, HostEnv):
         check_placement(env, placed)
-    program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
-    keys = jax.random.split(jax.random.key(options.seed), num_seeds)
-    store = keep((options.graph, placed, plan.ticks_per_chunk, num_seeds))
+    program = programs.compile(graph, placed, plan.ticks_per_chunk, run.num_seeds)
+    store = keep((graph_options, placed, plan.ticks_per_chunk, run.num_seeds))
     return Job(
         env=env,
         algorithm=algorithm,
@@ -372,9 +335,10 @@ def make_job(
         placement=placed,
         program=program,
         plan=plan,
-        keys=keys,
+        keys=jax.random.split(jax.random.key(run.seed), run.num_seeds),
         failures=failures,
-        options=options,
+        run=run,
+        graph_options=graph_options,
         settings=settings,
         resumed=resumed,
         store=store,
@@ -383,13 +347,14 @@ def make_job(
 
 
 def with_own_data(
-    algorithm: AnyAlgorithm, options: JobOptions, spec: EnvSpec
+    algorithm: AnyAlgorithm, run: Run, graph_options: GraphOptions, spec: EnvSpec
 ) -> tuple[AnyAlgorithm, GraphOptions]:
     """Let an algorithm learn from the data of its run, if there are any.
 
     Args:
         algorithm: Algorithm.
-        options: Options of the job.
+        run: Settings of the run.
+        graph_options: Options of its graph.
         spec: Environment of the run.
 
     Returns:
@@ -398,24 +363,25 @@ def with_own_data(
     Raises:
         ValueError: The data are missing, damaged or of another environment.
     """
-    if algorithm.needs_data or options.data is not None or options.online_steps:
-        return from_data(algorithm, options, spec)
-    return algorithm, options.graph
+    if not algorithm.needs_data and run.data is None and not run.online_steps:
+        return algorithm, graph_options
+    recorded = read_recorded(run.data, algorithm, spec, run.total_steps, run.online_steps)
+    return with_data(algorithm, recorded), graph_options._replace(recorded=recorded)
 
 
-def bridge_of(env: VecEnv | HostEnv, options: JobOptions) -> Bridge:
+def bridge_of(env: VecEnv | HostEnv, run: Run) -> Bridge:
     """Check host environments, and convert them for the graph.
 
     Args:
         env: Host environment.
-        options: Options of the job.
+        run: Settings of the run.
 
     Returns:
         The environment for the graph, and the list of errors raised in callbacks.
     """
-    check_host(env, options.num_seeds, options.debug)
-    if options.eval.share:
-        check_share(env, options.eval)
+    check_host(env, run.num_seeds, run.debug)
+    if run.eval.share:
+        check_share(env, run.eval)
     return in_graph(env)
 
 
@@ -424,7 +390,7 @@ LENGTHS = "total_steps", "online_steps"
 
 
 def settings_of_job(
-    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, agent: BoundAgent, options: JobOptions
+    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, agent: BoundAgent, run: Run
 ) -> dict[str, Any]:
     """Collect the settings of a job that was not made from a command line.
 
@@ -432,123 +398,34 @@ def settings_of_job(
         env: Environment.
         algorithm: Algorithm.
         agent: Algorithm bound to the environment.
-        options: Options of the job.
+        run: Settings of the run.
 
     Returns:
         Settings by key of the command line.
     """
-    asked = {
-        **options.graph._asdict(),
-        **options._asdict(),
-        "data": options.data and str(options.data),
+    values = {name: getattr(run, name) for name in run_keys() if hasattr(run, name)}
+    values["data"] = None if run.data is None else str(run.data)
+    named = {
+        name: values[name]
+        for name, key in run_keys().items()
+        if name in values
+        and (key.resume == "fixed" or name in LENGTHS)
+        and key.is_stored(values[name])
+        and name != "precision"  # which is among the algorithm's
     }
-    keys = {name: key for name, key in run_keys().items() if key.to and key.is_stored(asked[name])}
-    named = {n: asked[n] for n, key in keys.items() if key.resume == "fixed" or n in LENGTHS}
-    bound = [
-        "rollout_length",
-        "updates_per_tick",
-        "batch_size",
-        "normalize_observations",
-        "normalize_rewards",
-    ]
-    own = {
-        **algorithm.options,
-        **algorithm.hyper._asdict(),
-        **{name: getattr(agent, name) for name in bound},
+    bound = {
+        "rollout_length": agent.rollout_length,
+        "updates_per_tick": agent.updates_per_tick,
+        "batch_size": agent.batch_size,
+        "normalize_observations": agent.normalize_observations,
+        "normalize_rewards": agent.normalize_rewards,
     }
-    made = {
+    own = {**algorithm.options, **algorithm.hyper._asdict(), **bound}
+    return {
+        **named,
         "env": env.spec.name,
         "env.arguments": env.spec.arguments,
         "num_envs": env.num_envs,
         "algo": algorithm.name,
-    }
-    return {**made, **named, **{f"algo.{key}": plain(value) for key, value in own.items()}}
-
-
-NAMELESS = "<locals>", "<lambda>", "__main__.", "function from "
-"""Parts of the paths of functions that another process cannot import, and of schedules from Python.
-"""
-
-
-def config_of_job(env: VecEnv | HostEnv, algorithm: AnyAlgorithm, options: JobOptions) -> str:
-    """Write the file with which the command repeats a job that was not made from a command line.
-
-    Args:
-        env: Environment.
-        algorithm: Algorithm.
-        options: Options of the job.
-
-    Returns:
-        YAML; empty if `jaxrl_fast.make_env` did not make the environment, the algorithm is not a
-        declared one, or a part has no name.
-    """
-    of_env, declared = made_by(env), declaration_of(algorithm)
-    if (
-        of_env is None
-        or declared is None
-        or replaced_functions(declared)
-        or not isinstance(options.placement, str)
-        or isinstance(options.data, Dataset)
-    ):
-        return ""
-    keys, own, more = run_keys(), settings_of(declared), _words(of_env.arguments["options"])
-    asked = {
-        **options.graph._asdict(),
-        **options._asdict(),
-        "precision": own.pop("precision", "f32"),
-    }
-    tree = {
-        "env": {
-            "name": of_env.arguments["name"],
-            **{n: x for n, x in more.items() if f"env.{n}" in keys},
-        },
-        "algo": {**name_of(declared), **own, **algorithm.sizes(env.num_envs)},
-        **dict(
-            eval=asdict(options.eval),
-            checkpoint=asdict(options.checkpoints),
-            pool=more.pop("pool", {}),
-        ),
-        **{n: asked[n] for n, key in keys.items() if n in asked and key.is_stored(asked[n])},
-        **dict(placement=options.placement, num_envs=of_env.arguments["num_envs"], tuned=False),
-    }
-    tree["env"]["options"] = {n: x for n, x in more.items() if n not in (*tree["env"], "num_seeds")}
-    with suppress(yaml.YAMLError):
-        text = yaml.safe_dump(tree, sort_keys=False)
-        return "" if any(part in text for part in NAMELESS) else text
-    return ""
-
-
-def name_of(declared: DeclaredAlgorithm) -> dict[str, str]:
-    """Return the keys that select a declared algorithm.
-
-    Args:
-        declared: Algorithm.
-
-    Returns:
-        ``name``, and ``make`` of a user's, without ``algo.``.
-    """
-    cls = type(declared)
-    if cls.__module__.startswith("jaxrl_fast."):
-        return {"name": declared.name}
-    return {"name": "custom", "make": f"{cls.__module__}.{cls.__qualname__}"}
-
-
-def settings_of(declared: DeclaredAlgorithm) -> dict[str, Any]:
-    """Return the settings of a declared algorithm, for a file.
-
-    Args:
-        declared: Algorithm.
-
-    Returns:
-        Numbers and texts by field, without functions such as losses.
-    """
-    hints = types_of(type(declared))
-    return {n: plain(getattr(declared, n)) for n, hint in hints.items() if not is_function(hint)}
-
-
-def _words(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert arguments for a file, except functions that it cannot name."""
-    return {
-        name: value if callable(value) and name not in CODE else plain(value)
-        for name, value in arguments.items()
+        **{f"algo.{name}": plain(value) for name, value in own.items()},
     }

@@ -81,7 +81,7 @@ def make_evaluations(
     Returns:
         The evaluations.
     """
-    asked = job.options.eval
+    asked = job.run.eval
     tell_limit(job.env.spec.max_episode_steps, calls.tell)
     device = (
         evaluation_device(asked.device) if asked.beside and jax.default_backend() != "cpu" else None
@@ -166,7 +166,7 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
     # otherwise the first chunk's time would include the compilation of other processes
     hosts.join()
     recorder.compiled(begin_s)
-    if job.options.graph.nan == "stop":
+    if job.graph_options.nan == "stop":
         check_start(state, job.graph, job.env)
     return state, run
 
@@ -357,7 +357,7 @@ def open_folder(
     Raises:
         ValueError: The folder contains checkpoints, and the run does not resume.
     """
-    resumed, settings, asked = job.resumed, job.settings, job.options.checkpoints
+    resumed, settings, asked = job.resumed, job.settings, job.run.checkpoint
     refills = tagged(job.graph, REPLAY)
     if resumed is None and checkpoints.all_steps(path / FOLDER):
         raise ValueError(
@@ -377,7 +377,7 @@ def open_folder(
                 else []
             )
             facts = {n: settings[n] for n in FACTS if n in settings} | {
-                "eval.every": job.options.eval.every
+                "eval.every": job.run.eval.every
             }
             told: dict[str, Any] = dict(tell=calls.tell, facts=facts, log=log, settings=settings)
             folder = stack.enter_context(

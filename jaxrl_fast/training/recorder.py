@@ -47,8 +47,8 @@ class Recorder:
         self.chunk_steps = job.plan.ticks_per_chunk * job.plan.steps_per_tick * job.num_seeds
         self.num_seeds, self.nan, self.empty_until = (
             job.num_seeds,
-            job.options.graph.nan,
-            job.options.graph.empty_until,
+            job.graph_options.nan,
+            job.graph_options.empty_until,
         )
         self.devices = sorted(
             {str(device) for group in job.placement.groups for device in group.devices}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
-from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.commands.tuning_cache import Finding
 from jaxrl_fast.learning.run_graph import Overlap
 from jaxrl_fast.runtime import cluster
 from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.run import Run
 from jaxrl_fast.training.callbacks import Tell
 from jaxrl_fast.training.progress import clock
 from jaxrl_fast.tuning.candidates import NO_EFFECT, Candidate, at_width, widths
@@ -303,4 +303,4 @@ def _placed(asked: Run, row: Row) -> dict[str, str | int]:
     """Return the placement and devices, if the run does not set them."""
     if row.run.placement == asked.placement or row.run.devices is None:
         return {}
-    return {"placement": row.run.placement, "devices": row.run.devices}
+    return {"placement": row.run.placement_name, "devices": row.run.devices}

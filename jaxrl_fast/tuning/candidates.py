@@ -10,8 +10,9 @@ from math import log2
 from typing import Any, NamedTuple
 
 from jaxrl_fast import envs
-from jaxrl_fast.commands.run_config import WORKER_ACTING, Run, flat_settings, with_bridge
+from jaxrl_fast.commands.run_config import WORKER_ACTING, with_bridge
 from jaxrl_fast.settings.machine import largest_divisor
+from jaxrl_fast.settings.run import Run, flat_settings
 from jaxrl_fast.settings.schema import written
 
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")

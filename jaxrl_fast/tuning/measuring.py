@@ -14,7 +14,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from jaxrl_fast.commands.run_config import Run, chosen_later, to_yaml
+from jaxrl_fast.commands.run_config import chosen_later
+from jaxrl_fast.settings.run import Run, to_yaml
 from jaxrl_fast.system import end_session, start_module
 from jaxrl_fast.training.callbacks import ShouldStop
 from jaxrl_fast.tuning.candidates import Candidate

@@ -22,7 +22,7 @@ from jax.stages import Compiled
 
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.prepare import fill_in_alone, taught_algorithm
-from jaxrl_fast.commands.run_config import Run, job_options, make_envs, with_defaults
+from jaxrl_fast.commands.run_config import make_envs, with_defaults
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -35,6 +35,7 @@ from jaxrl_fast.runtime.chain import Chain
 from jaxrl_fast.runtime.graph import Graph, TrainState
 from jaxrl_fast.runtime.placements import Placement, check_placed, place
 from jaxrl_fast.settings import machine
+from jaxrl_fast.settings.run import Run, make_graph_options
 from jaxrl_fast.system import current_bytes, peak_bytes
 from jaxrl_fast.training.job import ticks_within, with_own_data
 from jaxrl_fast.tuning import ceiling
@@ -306,7 +307,7 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: AnyAlgorithm
         return ceiling.updates_only(env, algorithm)
     if what == "environments" and not isinstance(env, HostEnv):
         return ceiling.environments_only(env, run.algo_options["rollout_length"])
-    return build_graph(joined, *with_own_data(algorithm, job_options(run), env.spec))[0]
+    return build_graph(joined, *with_own_data(algorithm, run, make_graph_options(run), env.spec))[0]
 
 
 def without_warm_up(run: Run) -> Run:

@@ -5,8 +5,8 @@ of the best.
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.settings import machine
+from jaxrl_fast.settings.run import Run
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.candidates import FREE, ON_REQUEST, Candidate, at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, What, measure, measure_in_turn

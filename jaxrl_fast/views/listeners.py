@@ -59,7 +59,7 @@ def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) ->
         state: First state.
         run: Compiled chunk.
     """
-    how = f"placement {job.placement.name}, overlap {job.options.graph.overlap}"
+    how = f"placement {job.placement.name}, overlap {job.graph_options.overlap}"
     title = f"{job.env.spec.name}, {job.algorithm.name}, {how}"
     draw_run(
         folder.path / "graph.svg",
