@@ -16,7 +16,6 @@ from rich.console import Console
 from jaxrl_fast import IMPORT_START_S
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.env_cache import store_of
-from jaxrl_fast.commands.layers import is_of_learn
 from jaxrl_fast.commands.prepare import (
     Prepared,
     add_to_summary,
@@ -54,6 +53,7 @@ from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
+from jaxrl_fast.training.resuming import is_of_learn
 from jaxrl_fast.training.run_folder import check_unused
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write

@@ -134,3 +134,8 @@ def test_killed_workers_and_the_oldest_programs_are_removed(
     assert set(tmp_path.glob("worker-*")) == {cache.root}
     link_files(tmp_path / "programs", cache.programs)
     assert len(list(cache.programs.iterdir())) == 2
+
+
+def test_every_witness_is_a_test(pytestconfig: pytest.Config):
+    """Known where all tests were collected."""
+    assert getattr(pytestconfig, "unused_witnesses", set()) == set()

@@ -20,7 +20,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
 from jaxrl_fast.runtime.graph import init
 from jaxrl_fast.settings.schema import SWITCHES
-from jaxrl_fast.training.checkpoints import read_description
+from jaxrl_fast.training.checkpoints import CheckpointError, read_description
 from jaxrl_fast.training.episodes import vectorize
 
 
@@ -454,6 +454,23 @@ def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
     want = jf.learn(env, tiny_ppo(), **options)
     got = interrupted(tmp_path / "run", env, tiny_ppo(), (4,), **options)
     assert_same_state(got, want)
+
+
+def test_a_checkpoint_of_learn_that_lacks_settings_resumes(tmp_path: Path):
+    """Until 0.2.0, `learn` stored only the settings on which networks depend."""
+    env, algorithm = line(discrete=True), tiny_ppo(initial_deviation=0.3, num_epochs=2)
+    jf.learn(env, algorithm, total_steps=64, eval_every=0, run_dir=tmp_path, tell=quiet)
+    for file in (tmp_path / "checkpoints").glob("*/description.json"):
+        stored = json.loads(file.read_text())
+        content = stored["content"]
+        for name in ("initial_deviation", "num_epochs", "normalize_advantages"):
+            del content["settings"][f"algo.{name}"]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        file.write_text(json.dumps({**stored, "digest": digest}))
+    options: dict[str, Any] = dict(eval_every=0, resume=tmp_path, tell=quiet)
+    assert jf.learn(env, algorithm, total_steps=128, **options).summary["env_steps"] == 128
+    with pytest.raises(CheckpointError, match=r"algo\.rollout_length was 8 .* and is 16"):
+        jf.learn(env, tiny_ppo(rollout_length=16), total_steps=128, **options)
 
 
 def test_a_run_from_before_an_option_resumes_without_it(tmp_path: Path, commands: Commands):

@@ -16,6 +16,7 @@ from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.system import CODE, names_code
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import find, newest_good, read_description
+from jaxrl_fast.training.resuming import is_of_learn
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 COMMAND_LINE = "command line"
@@ -82,18 +83,6 @@ def read_checkpoint(given: Layer) -> Layer | None:
     require_named_again(path, known, given.values)
     earlier = {name: value for name, value in schema.EARLIER.items() if name in names}
     return Layer(f"{path}: ", {**earlier, **known})
-
-
-def is_of_learn(settings: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint was written by `jaxrl_fast.learn`, and not by the command.
-
-    Args:
-        settings: Settings that it stores.
-
-    Returns:
-        True if `jaxrl_fast.learn` took them from its arguments.
-    """
-    return "eval.every" not in settings
 
 
 def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[str, Any]) -> None:

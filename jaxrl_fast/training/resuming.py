@@ -113,6 +113,18 @@ def check_boundary(description: CheckpointFacts, settings: Mapping[str, Any]) ->
         )
 
 
+def is_of_learn(settings: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint was written by `jaxrl_fast.learn`, and not by the command.
+
+    Args:
+        settings: Settings that it stores.
+
+    Returns:
+        True if `jaxrl_fast.learn` took them from its arguments.
+    """
+    return "eval.every" not in settings
+
+
 def compare(
     description: CheckpointFacts, settings: Mapping[str, Any], rates: Sequence[str]
 ) -> list[str]:
@@ -132,7 +144,8 @@ def compare(
     unnamed = {name: key.default for name, key in run_keys().items() if key.stored == "changed"}
     now = {**unnamed, **json.loads(json.dumps(settings))}
     before = {**unnamed, **description.settings}
-    if before.get("algo") == now.get("algo"):
+    # In a checkpoint of `learn` a missing setting may have had any value: not all were stored.
+    if before.get("algo") == now.get("algo") and not is_of_learn(description.settings):
         before = {name: value for name, value in EARLIER.items() if name in now} | before
     for either in (before, now):
         if ARGUMENTS in either:  # a function and its path are written differently
