@@ -6,6 +6,7 @@ loop.
 """
 
 import io
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,7 +58,6 @@ from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.loop import Trained, run_job
 from jaxrl_fast.training.run_folder import locked
 from jaxrl_fast.views.listeners import make_listeners
-from jaxrl_fast.views.notebook import live_plot, result_html
 
 
 class Result(NamedTuple):
@@ -82,6 +82,8 @@ class Result(NamedTuple):
         return f"Result({self.policy!r}, {steps:,} steps, {returned}, {rows})"
 
     def _repr_html_(self) -> str:
+        from jaxrl_fast.views.notebook import result_html
+
         return result_html(self.history, self.summary)
 
 
@@ -270,7 +272,7 @@ def learn(
         settings = {}  # not read without files and other processes
     job = make_job(env, algorithm, run, settings, keep)
     calls = Calls(
-        on_metrics=on_metrics or live_plot(),
+        on_metrics=on_metrics or live_plot_in_notebook(),
         should_stop=should_stop,
         between_chunks=between_chunks,
         on_new_policy=on_new_policy,
@@ -292,6 +294,20 @@ def learn(
     else:
         state, policy, history, summary = run_in_folder(job, calls, Path(run_dir), log)
     return Result(state=state, policy=policy, history=history, summary=summary)
+
+
+def live_plot_in_notebook() -> OnMetrics | None:
+    """Make the plot of a run that a notebook shows.
+
+    Returns:
+        The plot, or None outside of notebooks.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:
+        return None
+    from jaxrl_fast.views.notebook import LivePlot  # what a run does not use is not on its way
+
+    return LivePlot()
 
 
 def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:

@@ -10,8 +10,9 @@ from nbclient import NotebookClient
 from tiny import line
 
 import jaxrl_fast as jf
+from jaxrl_fast.api import live_plot_in_notebook
 from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
-from jaxrl_fast.views.notebook import history_svg, live_plot, result_html
+from jaxrl_fast.views.notebook import history_svg, result_html
 
 CELLS = (
     """
@@ -48,10 +49,10 @@ def test_a_cell_shows_a_plot_and_a_result_shows_itself(tmp_path: Path, monkeypat
 
 
 def test_outside_of_a_notebook_nothing_is_drawn():
-    assert live_plot() is None
+    assert live_plot_in_notebook() is None
     import IPython  # noqa: F401
 
-    assert live_plot() is None
+    assert live_plot_in_notebook() is None
 
 
 def test_a_plot_of_nothing_is_nothing():

@@ -6,9 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tokenize
 import zipfile
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
@@ -230,30 +228,6 @@ def test_an_algorithm_imports_only_what_it_declares_with():
                 u.split(".")[2] for u in IMPORTS[name] if u.startswith("jaxrl_fast.learning.")
             }
             assert learned <= APPLIED, (name, learned - APPLIED)
-
-
-def code_lines(path: Path) -> set[int]:
-    """Return the lines of a file that are code: no blanks, comments or docstrings."""
-    text, strings = path.read_text(), set[int]()
-    for node in ast.walk(ast.parse(text)):
-        body = getattr(node, "body", None)
-        for item in body if isinstance(body, list) else []:
-            if (
-                isinstance(item, ast.Expr)
-                and isinstance(item.value, ast.Constant)
-                and isinstance(item.value.value, str)
-            ):
-                strings.update(range(item.lineno, item.end_lineno + 1))
-    other = {
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    }
-    tokens = [t for t in tokenize.generate_tokens(StringIO(text).readline) if t.type not in other]
-    return {line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - strings
 
 
 @pytest.mark.parametrize("package", ONE_ADAPTER)

@@ -1,13 +1,12 @@
 """Runs in a notebook: a plot that is updated during training, and the HTML of a result."""
 
 import io
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from jaxrl_fast.training.callbacks import MeanRates, OnMetrics, Row
+from jaxrl_fast.training.callbacks import MeanRates, Row
 from jaxrl_fast.training.progress import clock, si
 
 SHARE = 0.02
@@ -42,16 +41,6 @@ class LivePlot:
         self.cell.update(self.html(history_html(self.history)))
         end_s = time.monotonic()
         self.due_s = end_s + (end_s - begin_s) / SHARE
-
-
-def live_plot() -> OnMetrics | None:
-    """Make a `LivePlot` in a notebook.
-
-    Returns:
-        The plot, or None outside of notebooks.
-    """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return LivePlot() if getattr(shell, "kernel", None) is not None else None
 
 
 def history_html(history: Sequence[Row]) -> str:
