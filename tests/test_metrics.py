@@ -524,7 +524,7 @@ def test_another_process_sends_them_and_every_process_gets_them(monkeypatch: pyt
         (),
         {
             "env": vectorize(world(metrics=spec.metrics), num_envs=2),
-            "options": options,
+            "run": options,
             "num_seeds": 2,
         },
     )

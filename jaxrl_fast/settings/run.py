@@ -296,6 +296,10 @@ def _settings_of(declared: DeclaredAlgorithm) -> dict[str, Any]:
 def _words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments for a file, except functions that it cannot name."""
     return {
-        name: value if callable(value) and name not in CODE else plain(value)
+        name: value if callable(value) and not _has_path(name, value) else plain(value)
         for name, value in arguments.items()
     }
+
+
+def _has_path(name: str, function: Any) -> bool:
+    return name in CODE and (isinstance(function, str) or hasattr(function, "__qualname__"))
