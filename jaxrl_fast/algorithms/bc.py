@@ -48,7 +48,7 @@ from jaxrl_fast.numerics.optimizers import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BcHyper(Rates):
-    """Rates of behaviour cloning; another is in `OptimizerFields`."""
+    """Rates of behaviour cloning; ``weight_decay`` is in `OptimizerFields`."""
 
     learning_rate: Rate0 = 3e-4
     """Learning rate."""

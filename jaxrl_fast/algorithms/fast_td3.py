@@ -56,7 +56,7 @@ from jaxrl_fast.numerics.optimizers import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FastTd3Hyper(TargetRates):
-    """Rates of FastTD3; another is in `OptimizerFields`."""
+    """Rates of FastTD3; ``weight_decay`` is in `OptimizerFields`."""
 
     tau: Rate01 = 0.1
     noise_min: Rate0 = 0.001

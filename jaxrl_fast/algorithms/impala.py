@@ -55,7 +55,7 @@ from jaxrl_fast.numerics.optimizers import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImpalaHyper(Rates):
-    """Rates of IMPALA; another is in `OptimizerFields`."""
+    """Rates of IMPALA; ``weight_decay`` is in `OptimizerFields`."""
 
     learning_rate: Rate0 = 7e-4
     trace_lambda: Rate01 = 1.0

@@ -59,7 +59,7 @@ LOG_DEVIATIONS = -5.0, 2.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IqlHyper(TargetRates):
-    """Rates of IQL; another is in `OptimizerFields`."""
+    """Rates of IQL; ``weight_decay`` is in `OptimizerFields`."""
 
     learning_rate: Rate0 = 3e-4
     """Learning rate of the critics."""

@@ -81,7 +81,7 @@ from jaxrl_fast.numerics.optimizers import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpoHyper(Rates):
-    """Rates of PPO for one agent or several; another is in `OptimizerFields`."""
+    """Rates of PPO for one agent or several; ``weight_decay`` is in `OptimizerFields`."""
 
     learning_rate: Rate0 = 3e-4
     """Learning rate of the policy."""

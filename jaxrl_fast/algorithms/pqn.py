@@ -63,7 +63,7 @@ from jaxrl_fast.numerics.optimizers import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PqnHyper(Rates):
-    """Rates of PQN; another is in `OptimizerFields`."""
+    """Rates of PQN; ``weight_decay`` is in `OptimizerFields`."""
 
     learning_rate: Rate0 = 5e-4
     q_lambda: Rate01 = 0.65

@@ -63,7 +63,7 @@ WIDTH = 0.75
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReppoHyper(Rates):
-    """Rates of REPPO; another is in `OptimizerFields`."""
+    """Rates of REPPO; ``weight_decay`` is in `OptimizerFields`."""
 
     temperature_learning_rate: Rate0 = 3e-4
     """Learning rate of the temperature and of the weight of the divergence."""

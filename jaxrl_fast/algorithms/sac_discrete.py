@@ -61,7 +61,7 @@ from jaxrl_fast.numerics.optimizers import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SacDiscreteHyper(TargetRates):
-    """Rates of SAC for discrete actions; another is in `OptimizerFields`."""
+    """Rates of SAC for discrete actions; ``weight_decay`` is in `OptimizerFields`."""
 
     temperature_learning_rate: Rate0 = 3e-4
     """Learning rate of the temperature's logarithm."""

@@ -43,7 +43,7 @@ from jaxrl_fast.numerics.optimizers import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Td3BcHyper(Td3Hyper):
-    """Rates of TD3+BC; another is in `OptimizerFields`."""
+    """Rates of TD3+BC; ``weight_decay`` is in `OptimizerFields`."""
 
     exploration_noise: Rate0 = 0.1
     """Standard deviation of the noise on actions when the environment is stepped, in half ranges.

@@ -379,6 +379,10 @@ class DeclaredAlgorithm:
     rates, which may be schedules and change during a run; at least ``discount`` and
     ``reward_scale``. All others shape the program. Base classes hold the fields that several
     algorithms share.
+
+    Losses get the values of the rates in a tick as ``hyper``, a NamedTuple. Its annotation is the
+    class that declares the rates that a loss reads, such as `PpoHyper`, so that type checkers know
+    their names.
     """
 
     name: ClassVar[str] = ""
