@@ -137,5 +137,5 @@ def test_killed_workers_and_the_oldest_programs_are_removed(
 
 
 def test_every_witness_is_a_test(pytestconfig: pytest.Config):
-    """Known where all tests were collected."""
+    """The set exists where all tests were collected."""
     assert getattr(pytestconfig, "unused_witnesses", set()) == set()

@@ -381,8 +381,8 @@ class DeclaredAlgorithm:
     algorithms share.
 
     Losses get the values of the rates in a tick as ``hyper``, a NamedTuple. Its annotation is the
-    class that declares the rates that a loss reads, such as `PpoHyper`, so that type checkers know
-    their names.
+    class that declares the rates that a loss reads, such as `PpoHyper`, for type checkers and
+    editors.
     """
 
     name: ClassVar[str] = ""
