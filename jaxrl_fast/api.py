@@ -265,7 +265,7 @@ def learn(
         log=log,
         resume=resume,
         debug=debug,
-        data=data,
+        data=str(data) if isinstance(data, Path) else data,
         online_steps=online_steps,
     )
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:

@@ -53,6 +53,16 @@ def test_a_field_that_is_declared_again_has_its_own_default_and_the_text_of_its_
     }
 
 
+def test_an_algorithm_of_ones_own_is_named_by_its_path_unless_it_has_a_name():
+    @dataclass(frozen=True, kw_only=True, eq=False)
+    class Wider(jf.ppo):
+        bound: float = 2.0
+        """Bound."""
+
+    assert Wider(num_epochs=3).name.endswith(".Wider") and Wider.name.startswith(__name__)
+    assert Own().name == "own" and jf.ppo().name == "ppo"
+
+
 def test_rates_are_told_by_their_type_and_make_the_hyper_parameters():
     assert rate_names(Own) == ("discount", "reward_scale")
     own = Own(discount=jf.Linear(0.9, 0.99))

@@ -389,6 +389,16 @@ class DeclaredAlgorithm:
     for_agents: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Name a user's algorithm by its path, unless it declares a name.
+
+        Args:
+            **options: Options of the class.
+        """
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls) and not cls.__module__.startswith("jaxrl_fast."):
+            cls.name = f"{cls.__module__}.{cls.__qualname__}"
+
     def __post_init__(self) -> None:
         """Check and convert the fields.
 

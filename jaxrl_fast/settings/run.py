@@ -225,7 +225,7 @@ def of_program(
 
     Returns:
         The run. It has the words for environment and algorithm that a command needs, as far as
-        there are any (`can_repeat`).
+        there are any (`repeated_by`).
     """
     made, declared = made_by(env), declaration_of(algorithm)
     env_words = _words(made.arguments["options"]) if made is not None else {}
