@@ -420,7 +420,8 @@ def settings_of_job(
         "normalize_observations": agent.normalize_observations,
         "normalize_rewards": agent.normalize_rewards,
     }
-    own = {**algorithm.options, **algorithm.hyper._asdict(), **bound}
+    sizes = algorithm.sizes(env.num_envs)
+    own = {**algorithm.options, **sizes, **algorithm.hyper._asdict(), **bound}
     return {
         **named,
         "env": env.spec.name,
