@@ -257,7 +257,7 @@ def test_a_row_that_others_disturbed_is_named(here: Path):
 TRIAL = """
 import sys
 from jaxrl_fast.commands.run_config import compose
-from jaxrl_fast.commands.run_config import to_yaml
+from jaxrl_fast.settings.run import to_yaml
 from jaxrl_fast.tuning import trial
 from jaxrl_fast.tuning.measuring import Request
 

@@ -48,6 +48,17 @@ class PpoOfAgents(AgentFields, ppo.PpoFields):
     normalize_rewards: bool = False
     """Whether to divide rewards by the deviation of returns."""
 
+    def __post_init__(self) -> None:
+        """Check and convert the fields.
+
+        Raises:
+            ValueError: A value is not allowed, or ``normalize_values`` of agents with separate
+                networks.
+        """
+        super().__post_init__()
+        if self.normalize_values and not self.share_parameters:
+            raise ValueError("normalize_values=true: write share_parameters=true, or leave it out")
+
 
 def spec_of_one(spec: EnvSpec, *, shared: bool) -> EnvSpec:
     """Return the environment as the network of one agent reads it.
@@ -166,13 +177,8 @@ def ppo_of_one(declared: PpoOfAgents, critic_keys: tuple[str, ...] = ()) -> ppo.
 
     Returns:
         PPO.
-
-    Raises:
-        ValueError: ``normalize_values`` of agents with separate networks.
     """
     shared = declared.share_parameters
-    if declared.normalize_values and not shared:
-        raise ValueError("normalize_values=true: write share_parameters=true, or leave it out")
     keys = {
         "policy_keys": keys_of_one(declared.policy_keys, shared=shared),
         "critic_keys": keys_of_one(critic_keys, shared=shared),
