@@ -33,7 +33,7 @@ from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.graph import tick as tick_graph
 from jaxrl_fast.runtime.placements import Make
 from jaxrl_fast.runtime.program_store import FindStore
-from jaxrl_fast.settings.run import of_program
+from jaxrl_fast.settings.run import REPEATABLE, of_program, repeated_by, stored_settings
 from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, argument_ranges
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import (
@@ -268,9 +268,13 @@ def learn(
         data=str(data) if isinstance(data, Path) else data,
         online_steps=online_steps,
     )
+    config = ""
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes
-    job = make_job(env, algorithm, run, settings, keep)
+    elif settings is None:
+        config = repeated_by(env, algorithm, run)
+        settings = stored_settings(run, env, algorithm) | ({} if config else {REPEATABLE: False})
+    job = make_job(env, algorithm, run, settings, keep, config)
     calls = Calls(
         on_metrics=on_metrics or live_plot_in_notebook(),
         should_stop=should_stop,

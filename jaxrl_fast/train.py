@@ -53,7 +53,6 @@ from jaxrl_fast.training.job import Job, make_job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
-from jaxrl_fast.training.resuming import is_of_learn
 from jaxrl_fast.training.run_folder import check_unused
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write
@@ -99,8 +98,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     algorithm, teacher = taught_algorithm(run)
     settings = flat_settings(run)
     keep = partial(store_of, keeper, settings) if keeper is not None else lambda program: None
-    of_learn = run.resume is not None and is_of_learn(read_description(Path(run.resume)).settings)
-    job = make_job(env, algorithm, run, None if of_learn else settings, keep)
+    job = make_job(env, algorithm, run, keep=keep)
     check_placed(job.graph, job.placement, run.num_seeds)
     earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
     folder = Path(hosts.decide(lambda: stack.enter_context(new_folder(run))))

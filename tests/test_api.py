@@ -294,7 +294,7 @@ def test_resuming_needs_the_same_options_of_the_environment(tmp_path, algo):
     train(8, g=10.0)
     with pytest.raises(
         ValueError,
-        match=r"env.arguments was g=10.0 id=Pendulum-v1 in .* and is g=9.0 id=Pendulum-v1",
+        match=r"env.options.g was 10.0 in .* and is 9.0",
     ):
         train(16, tmp_path / "run", g=9.0)
     train(16, tmp_path / "run", g=10.0)
@@ -592,7 +592,7 @@ def test_a_resumed_run_of_the_library_needs_its_environment(tmp_path: Path, comm
     assert commands.run(tmp_path, "python", *lines, trains=True).status == 0
     other = commands.run(tmp_path, "train", "resume=run", "env.id=Acrobot-v1").err
     assert (
-        "env was CartPole-v1 in run/checkpoints/" in other
+        "env.id was CartPole-v1 in run/checkpoints/" in other
         and "a resumed run needs the settings" in other
     )
 

@@ -14,10 +14,8 @@ import jaxrl_fast as jf
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import keys_help, train_help
 from jaxrl_fast.commands.run_config import compose
-from jaxrl_fast.learning.run_graph import bind
-from jaxrl_fast.settings.run import flat_settings, of_program, repeated_by, to_yaml
+from jaxrl_fast.settings.run import of_program, repeated_by, stored_settings, to_yaml
 from jaxrl_fast.settings.schema import Checkpoints, EvalOptions
-from jaxrl_fast.training.job import settings_of_job
 
 GOLDEN = Path(__file__).parent / "golden"
 AGENTS = "traffic_junction_4"
@@ -45,15 +43,12 @@ def texts_of(name: str) -> dict[str, str]:
         eval=EvalOptions(),
         checkpoint=Checkpoints(),
     )
-    agent = bind(algorithm, env.spec, env.num_envs)
     return {
         "--help": keys_help(words).partition("env.*:")[0],
         "config.yaml of the command": to_yaml(run),
-        "settings of a checkpoint of the command": as_json(flat_settings(run)),
+        "settings of a checkpoint of the command": as_json(stored_settings(run, env, algorithm)),
         "config.yaml of learn": repeated_by(env, algorithm, of_learn),
-        "settings of a checkpoint of learn": as_json(
-            settings_of_job(env, algorithm, agent, of_learn)
-        ),
+        "settings of a checkpoint of learn": as_json(stored_settings(of_learn, env, algorithm)),
         "options in a policy": as_json(dict(algorithm.options)),
     }
 

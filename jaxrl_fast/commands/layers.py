@@ -11,12 +11,13 @@ from yaml import YAMLError
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.settings import schema
+from jaxrl_fast.settings.run import MADE, REPEATABLE
 from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.system import CODE, names_code
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import find, newest_good, read_description
-from jaxrl_fast.training.resuming import is_of_learn
+from jaxrl_fast.training.resuming import stores_a_part
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 COMMAND_LINE = "command line"
@@ -72,7 +73,7 @@ def read_checkpoint(given: Layer) -> Layer | None:
     if run_dir is None and path.parent.parent.resolve() == Path(resume).resolve():
         given.values["run_dir"] = str(path.parent.parent)
     known = read_description(path).settings
-    if is_of_learn(known):
+    if stores_a_part(known) or not known.get(REPEATABLE, True):
         config = path.parent.parent / "config.yaml"
         if not config.is_file():
             raise ConfigError(
@@ -82,7 +83,8 @@ def read_checkpoint(given: Layer) -> Layer | None:
     names = algo_keys(known["algo"]) if known.get("algo") in ALGORITHMS else {}
     require_named_again(path, known, given.values)
     earlier = {name: value for name, value in schema.EARLIER.items() if name in names}
-    return Layer(f"{path}: ", {**earlier, **known})
+    keys_of_run = {key: value for key, value in known.items() if not key.startswith(MADE)}
+    return Layer(f"{path}: ", {**earlier, **keys_of_run})
 
 
 def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[str, Any]) -> None:

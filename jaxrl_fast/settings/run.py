@@ -154,6 +154,43 @@ def flat_settings(run: Run) -> dict[str, Any]:
     return schema.by_dotted_key(_to_tree(run))
 
 
+MADE = "made."
+"""Prefix of the settings of a checkpoint that describe what was made, and are no keys."""
+REPEATABLE = "repeatable"
+"""Setting of a checkpoint: False if no command can repeat the run."""
+
+
+def stored_settings(run: Run, env: "Environments", algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """Return the settings that a checkpoint stores.
+
+    Args:
+        run: Settings of the run.
+        env: Its environment.
+        algorithm: Its algorithm.
+
+    Returns:
+        The run's settings by dotted key, without functions that have no path, and the names of the
+        environment and the algorithm that were made.
+    """
+    settings = {key: value for key, value in flat_settings(run).items() if _is_plain(value)}
+    if isinstance(run.data, Dataset):
+        settings["data"] = str(run.data)
+    return settings | {
+        f"{MADE}env": env.spec.name,
+        f"{MADE}arguments": env.spec.arguments,
+        f"{MADE}algo": algorithm.name,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether JSON can store a value."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def _to_tree(run: Run) -> dict[str, Any]:
     known = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
     options = {key: value for key, value in run.env_options.items() if key not in known}
@@ -230,7 +267,7 @@ def of_program(
     made, declared = made_by(env), declaration_of(algorithm)
     env_words = _words(made.arguments["options"]) if made is not None else {}
     pool = env_words.pop("pool", {})
-    algo_words = _settings_of(declared) if declared is not None else {}
+    algo_words = _settings_of(algorithm if declared is None else declared)
     precision = algo_words.pop("precision", "f32")
     return Run(
         env=made.arguments["name"] if made is not None else env.spec.name,
@@ -287,10 +324,13 @@ def _name_of(declared: DeclaredAlgorithm) -> str:
     return declared.name if own else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _settings_of(declared: DeclaredAlgorithm) -> dict[str, Any]:
-    """Return the fields of an algorithm, without functions such as losses."""
-    hints = types_of(type(declared))
-    return {n: plain(getattr(declared, n)) for n, hint in hints.items() if not is_function(hint)}
+def _settings_of(algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """Return the settings of an algorithm, without functions such as losses."""
+    if not isinstance(algorithm, DeclaredAlgorithm):
+        options = {**algorithm.options, **algorithm.hyper._asdict()}
+        return {name: plain(value) for name, value in options.items()}
+    hints = types_of(type(algorithm))
+    return {n: plain(getattr(algorithm, n)) for n, hint in hints.items() if not is_function(hint)}
 
 
 def _words(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from jaxrl_fast.policy.policies import (
     require_policy,
 )
 from jaxrl_fast.runtime.xla_options import acting_options
+from jaxrl_fast.settings.run import MADE
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 from jaxrl_fast.training.episodes import (
@@ -243,7 +244,7 @@ def stored_steps(path: Path, spec: EnvSpec) -> Dataset:
         extras=Extras({}, {}),
     )
     about = {
-        "algo": description.settings.get("algo", "own"),
+        "algo": description.settings.get(f"{MADE}algo", description.settings.get("algo", "own")),
         "replay": f"of {description.path.name} steps",
     }
     return join(episodes_in(rollout), spec, {**about, **made_here()})

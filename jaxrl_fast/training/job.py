@@ -13,14 +13,13 @@ from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
 from jaxrl_fast.learning.offline import read_recorded, with_data
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
-from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph
 from jaxrl_fast.runtime.placements import Placement, place
 from jaxrl_fast.runtime.program_store import FindStore, Store
-from jaxrl_fast.settings.run import Run, make_graph_options, repeated_by
-from jaxrl_fast.settings.schema import EvalOptions, run_keys
+from jaxrl_fast.settings.run import Run, make_graph_options, stored_settings
+from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training import resuming
 
 CHUNKS_PER_RUN = 100
@@ -283,6 +282,7 @@ def make_job(
     run: Run,
     settings: Mapping[str, Any] | None = None,
     keep: FindStore = lambda program: None,
+    config: str = "",
 ) -> Job:
     """Assemble a run, after all checks that are possible before compilation.
 
@@ -290,9 +290,10 @@ def make_job(
         env: Environment.
         algorithm: Algorithm.
         run: Settings of the run.
-        settings: Settings that a resumed run must have in common with this one; None takes them
-            from the arguments.
+        settings: Settings that a checkpoint stores, and that a resumed run must have in common
+            with this one; None takes them from the run.
         keep: Returns the store of compiled programs for later starts, or None.
+        config: As in `Job`.
 
     Returns:
         The job.
@@ -303,8 +304,7 @@ def make_job(
     require_vectorized(env, algorithm)
     algorithm, graph_options = with_own_data(algorithm, run, make_graph_options(run), env.spec)
     agent = bind(algorithm, env.spec, env.num_envs, run.shards)
-    config = repeated_by(env, algorithm, run) if settings is None else ""
-    settings = settings_of_job(env, algorithm, agent, run) if settings is None else settings
+    settings = stored_settings(run, env, algorithm) if settings is None else settings
     if not hosts.is_alone():
         check_processes(env, {**settings, "resume": run.resume, "debug": run.debug})
     vec_env, failures = (
@@ -383,50 +383,3 @@ def bridge_of(env: VecEnv | HostEnv, run: Run) -> Bridge:
     if run.eval.share:
         check_share(env, run.eval)
     return in_graph(env)
-
-
-LENGTHS = "total_steps", "online_steps"
-"""Settings that a checkpoint names though a resumed run may change them."""
-
-
-def settings_of_job(
-    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, agent: BoundAgent, run: Run
-) -> dict[str, Any]:
-    """Collect the settings of a job that was not made from a command line.
-
-    Args:
-        env: Environment.
-        algorithm: Algorithm.
-        agent: Algorithm bound to the environment.
-        run: Settings of the run.
-
-    Returns:
-        Settings by key of the command line.
-    """
-    values = {name: getattr(run, name) for name in run_keys() if hasattr(run, name)}
-    values["data"] = None if run.data is None else str(run.data)
-    named = {
-        name: values[name]
-        for name, key in run_keys().items()
-        if name in values
-        and (key.resume == "fixed" or name in LENGTHS)
-        and key.is_stored(values[name])
-        and name != "precision"  # which is among the algorithm's
-    }
-    bound = {
-        "rollout_length": agent.rollout_length,
-        "updates_per_tick": agent.updates_per_tick,
-        "batch_size": agent.batch_size,
-        "normalize_observations": agent.normalize_observations,
-        "normalize_rewards": agent.normalize_rewards,
-    }
-    sizes = algorithm.sizes(env.num_envs)
-    own = {**algorithm.options, **sizes, **algorithm.hyper._asdict(), **bound}
-    return {
-        **named,
-        "env": env.spec.name,
-        "env.arguments": env.spec.arguments,
-        "num_envs": env.num_envs,
-        "algo": algorithm.name,
-        **{f"algo.{name}": plain(value) for name, value in own.items()},
-    }

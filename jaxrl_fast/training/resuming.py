@@ -21,14 +21,15 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 from jaxrl_fast.runtime.program import Program
+from jaxrl_fast.settings.run import MADE, REPEATABLE
 from jaxrl_fast.settings.schema import EARLIER, SWITCHES, resume_rule, run_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 
-ARGUMENTS, MAKE = "env.arguments", re.compile(r"\bmake=[\w.:]*\b(\w+)")
-"""Setting with the arguments of `jaxrl_fast.make_env`, and in it the function that makes a user's
-environment.
-"""
+ARGUMENTS, MAKE = f"{MADE}arguments", re.compile(r"\bmake=[\w.:]*\b(\w+)")
+"""Setting with the arguments of an environment, and in it the function that makes a user's."""
+COMPUTED = {"algo.normalize_observations", "algo.normalize_rewards"}
+"""Settings that `jaxrl_fast.learn` until 0.2.0 stored as the environment decided them."""
 METRICS = ".env.episode.metrics."
 """Part of the names of `MetricTotals` in a checkpoint."""
 
@@ -113,14 +114,15 @@ def check_boundary(description: CheckpointFacts, settings: Mapping[str, Any]) ->
         )
 
 
-def is_of_learn(settings: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint was written by `jaxrl_fast.learn`, and not by the command.
+def stores_a_part(settings: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint stores only a part of the settings, as `jaxrl_fast.learn` did
+    until 0.2.0.
 
     Args:
         settings: Settings that it stores.
 
     Returns:
-        True if `jaxrl_fast.learn` took them from its arguments.
+        Whether others may have had any value.
     """
     return "eval.every" not in settings
 
@@ -141,27 +143,19 @@ def compare(
     Raises:
         CheckpointError: A setting differs that must not change.
     """
-    unnamed = {name: key.default for name, key in run_keys().items() if key.stored == "changed"}
-    now = {**unnamed, **json.loads(json.dumps(settings))}
-    before = {**unnamed, **description.settings}
-    # In a checkpoint of `learn` a missing setting may have had any value: not all were stored.
-    if before.get("algo") == now.get("algo") and not is_of_learn(description.settings):
-        before = {name: value for name, value in EARLIER.items() if name in now} | before
-    for either in (before, now):
-        if ARGUMENTS in either:  # a function and its path are written differently
-            either[ARGUMENTS] = MAKE.sub(r"make=\1", either[ARGUMENTS])
+    before, now = comparable(description.settings, json.loads(json.dumps(settings)), rates)
     rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
-    if ARGUMENTS not in before:  # from the command, or a version that did not store them
-        rules.pop(ARGUMENTS, None)
+    rules.pop(REPEATABLE, None)
     differing = [
         key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"
     ]
-    # A rate that is new since then is 0, as it was without it, unless it was given. Of the other
-    # settings of an algorithm, those that `learn` did not store then are not compared.
+    # A rate that is new since then is 0, as it was without it, unless it was given. Settings of an
+    # algorithm, and names of what was made, that were not stored then are not compared.
     differing = [
         key
         for key in differing
-        if key in before or (now[key] if rules[key] != "fixed" else not key.startswith("algo."))
+        if key in before
+        or (now[key] if rules[key] != "fixed" else not key.startswith(("algo.", MADE)))
     ]
     for key in differing:
         was = before.get(key, 0.0 if key in SWITCHES else None)
@@ -181,6 +175,44 @@ def compare(
             f"versions: {description.versions} -> {checkpoints.versions()}; rounding may differ"
         )
     return changes
+
+
+def comparable(
+    stored: Mapping[str, Any], settings: Mapping[str, Any], rates: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a checkpoint and of the run that resumes it, in the words of today.
+
+    Args:
+        stored: Settings that the checkpoint stores.
+        settings: Settings of the run.
+        rates: Keys of hyper-parameters.
+
+    Returns:
+        The settings of both, with defaults for keys that one of them lacks. If the checkpoint
+        stores only a part, other settings of the run are left out.
+    """
+    defaults = {name: key.default for name, key in run_keys().items() if key.stored != "never"}
+    before, now = {**defaults, **stored}, {**defaults, **settings}
+    if stores_a_part(stored):
+        before = {key: value for key, value in _from_a_part(stored).items() if key in now}
+        now = {key: value for key, value in now.items() if key in before or key in rates}
+    elif before.get("algo") == now.get("algo"):
+        before = {name: value for name, value in EARLIER.items() if name in now} | before
+    for either in (before, now):
+        if ARGUMENTS in either:  # a function and its path are written differently
+            either[ARGUMENTS] = MAKE.sub(r"make=\1", either[ARGUMENTS])
+    return before, now
+
+
+def _from_a_part(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that `jaxrl_fast.learn` stored until 0.2.0 by their keys of today."""
+    renamed = {
+        "env": f"{MADE}env",
+        "env.arguments": ARGUMENTS,
+        "algo": f"{MADE}algo",
+        "algo.precision": "precision",
+    }
+    return {renamed.get(key, key): value for key, value in stored.items() if key not in COMPUTED}
 
 
 def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainState:
