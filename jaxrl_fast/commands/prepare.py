@@ -25,7 +25,6 @@ from jaxrl_fast.commands.run_config import (
 )
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.envs.pool.batches import default_groups
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.imitation import TEACHER, with_teacher
 from jaxrl_fast.learning.io_callback_env import in_graph
@@ -36,8 +35,8 @@ from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
-from jaxrl_fast.settings.run import Run, algo_words, flat_settings, to_yaml
-from jaxrl_fast.settings.schema import PoolSchema, command_line, named_again
+from jaxrl_fast.settings.run import Run, algo_words, complete_pool, flat_settings, to_yaml
+from jaxrl_fast.settings.schema import command_line, named_again
 from jaxrl_fast.training import run_folder
 from jaxrl_fast.training.callbacks import STOP_RETURN, to_stderr
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps, newest_good
@@ -100,9 +99,7 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     env = make_cached_envs(complete, keeper)
     try:
         complete = with_defaults(complete, env.spec)
-        defaults = dataclasses.asdict(PoolSchema()) | {
-            "num_groups": default_groups(complete.num_envs)
-        }
+        defaults = complete_pool({}, complete.num_envs, complete.num_seeds)
         pool = complete.pool | ({"bridge": "host"} if complete.placement == WORKER_ACTING else {})
         if not isinstance(env, HostEnv) and pool != defaults:
             raise ValueError(

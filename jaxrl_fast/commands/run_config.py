@@ -20,13 +20,12 @@ from jaxrl_fast.core import Box, EnvSpec
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.envs.pool.batches import default_groups
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.runtime import cluster
 from jaxrl_fast.runtime.placements import PLACEMENTS, worker_acting
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.run import Run, may_be_host
+from jaxrl_fast.settings.run import Run, complete_pool, may_be_host
 from jaxrl_fast.settings.schema import (
     ConfigError,
     Key,
@@ -543,7 +542,6 @@ def _make_run(
         raise ConfigError(
             "distributed=off means a single process: leave it out, or the other distributed.* keys"
         )
-    pool_sizes = (values[name] for name in ("num_envs", "num_seeds", "pool.workers", "pool.order"))
     tenth, every = max(1, values["total_steps"] // 10), values["eval.every"]
     return Run(
         **{key: value for key, value in values.items() if "." not in key},
@@ -558,7 +556,6 @@ def _make_run(
             **section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}
         ),
         stop=schema.StopOptions(values["stop.return"]),
-        pool=section("pool.")
-        | {"num_groups": values["pool.num_groups"] or default_groups(*pool_sizes)},
+        pool=complete_pool(section("pool."), values["num_envs"], values["num_seeds"]),
         processes=named,
     )

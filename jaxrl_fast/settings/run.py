@@ -266,23 +266,46 @@ def of_program(
     """
     made, declared = made_by(env), declaration_of(algorithm)
     env_words = _words(made.arguments["options"]) if made is not None else {}
-    pool = env_words.pop("pool", {})
+    pool_words, num_seeds = env_words.pop("pool", {}), env_words.pop("num_seeds", 1)
     algo_words = _settings_of(algorithm if declared is None else declared)
     precision = algo_words.pop("precision", "f32")
+    name = made.arguments["name"] if made is not None else env.spec.name
+    num_envs = made.arguments["num_envs"] if made is not None else env.num_envs
     return Run(
-        env=made.arguments["name"] if made is not None else env.spec.name,
-        env_options={name: x for name, x in env_words.items() if name != "num_seeds"},
-        num_envs=made.arguments["num_envs"] if made is not None else env.num_envs,
+        env=name,
+        env_options=env_words,
+        num_envs=num_envs,
         algo=algorithm.name if declared is None else _name_of(declared),
         algo_options=algo_words | algorithm.sizes(env.num_envs),
         placement=placement,
         precision=precision,
         eval=eval,
         checkpoint=checkpoint,
-        pool=pool,
+        pool=complete_pool(pool_words, num_envs, num_seeds) if may_be_host(name) else {},
         stop=schema.StopOptions(),
         **settings,
     )
+
+
+def complete_pool(given: Mapping[str, Any], num_envs: int, num_seeds: int) -> dict[str, Any]:
+    """Return the options of a pool with their defaults.
+
+    Args:
+        given: Options by name.
+        num_envs: Number of environments per seed.
+        num_seeds: Number of seeds.
+
+    Returns:
+        All options.
+    """
+    from jaxrl_fast.envs.pool.batches import default_groups  # a compiled run has no pool
+
+    options = dataclasses.asdict(schema.PoolSchema()) | dict(given)
+    if options["num_groups"] is None:
+        options["num_groups"] = default_groups(
+            num_envs, num_seeds, options["workers"], options["order"]
+        )
+    return options
 
 
 NAMELESS = "<locals>", "<lambda>", "__main__.", "function from "

@@ -188,11 +188,12 @@ def comparable(
         rates: Keys of hyper-parameters.
 
     Returns:
-        The settings of both, with defaults for keys that one of them lacks. If the checkpoint
-        stores only a part, other settings of the run are left out.
+        The settings of both, in the order in which they are stored, then defaults for keys that
+        one of them lacks. If the checkpoint stores only a part, other settings of the run are left
+        out.
     """
     defaults = {name: key.default for name, key in run_keys().items() if key.stored != "never"}
-    before, now = {**defaults, **stored}, {**defaults, **settings}
+    before, now = ({**one, **defaults, **one} for one in (stored, settings))
     if stores_a_part(stored):
         before = {key: value for key, value in _from_a_part(stored).items() if key in now}
         now = {key: value for key, value in now.items() if key in before or key in rates}
