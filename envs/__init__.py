@@ -3,45 +3,131 @@ is made.
 """
 
 import sys
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast.system import import_function
+from jaxrl_fast.plugins import NONE, REFUSED_SUITES, SUITES, Defaults, Suite, registered, suite_of
+from jaxrl_fast.system import import_function as import_function
 
 if TYPE_CHECKING:  # the pool's workers import this package and must not import JAX
     from jaxrl_fast.envs.env import Env, VecEnv
     from jaxrl_fast.envs.host_env import HostEnv
     from jaxrl_fast.envs.pool.making import FilmedHost
 
-SPRING = "halfcheetah ant hopper walker2d humanoid humanoidstandup"
-GENERALIZED = "reacher pusher inverted_pendulum inverted_double_pendulum"
-SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    **{name: ("brax", name, {"backend": "spring"}) for name in SPRING.split()},
-    **{name: ("brax", name, {"backend": "generalized"}) for name in GENERALIZED.split()},
-    "cartpole": ("gymnax", "CartPole-v1", {}),
-    "pendulum": ("gymnax", "Pendulum-v1", {}),
-    "acrobot": ("gymnax", "Acrobot-v1", {}),
-    "mountain_car": ("gymnax", "MountainCar-v0", {}),
-    "mountain_car_continuous": ("gymnax", "MountainCarContinuous-v0", {}),
-    "asterix": ("gymnax", "Asterix-MinAtar", {}),
-    "breakout": ("gymnax", "Breakout-MinAtar", {}),
-    "freeway": ("gymnax", "Freeway-MinAtar", {}),
-    "seaquest": ("gymnax", "Seaquest-MinAtar", {}),
-    "space_invaders": ("gymnax", "SpaceInvaders-MinAtar", {}),
-    "catch": ("gymnax", "Catch-bsuite", {}),
-    "deep_sea": ("gymnax", "DeepSea-bsuite", {}),
-    "memory_chain": ("gymnax", "MemoryChain-bsuite", {}),
-    "frozen_lake": ("gymnax", "FrozenLake-misc", {}),
-    "traffic_junction_4": ("traffic", "TrafficJunction4-v0", {}),
-    "traffic_junction_10": ("traffic", "TrafficJunction10-v0", {}),
-    "spread": ("jaxmarl", "MPE_simple_spread_v3", {}),
-    "smax_3m": ("jaxmarl", "HeuristicEnemySMAX", {"scenario": "3m"}),
-    "smax_2s3z": ("jaxmarl", "HeuristicEnemySMAX", {"scenario": "2s3z"}),
-    "lbf": ("jumanji", "LevelBasedForaging", {}),
-    "rware": ("jumanji", "RobotWarehouse", {}),
+
+class ShortName(NamedTuple):
+    """An environment that a short name stands for.
+
+    Attributes:
+        suite: Its suite.
+        id: Its id.
+        defaults: Settings of its runs that nothing else sets.
+        options: Options that differ from the suite's.
+    """
+
+    suite: str
+    id: str
+    defaults: Defaults
+    options: Mapping[str, Any] = NONE
+
+
+SHORT_NAMES: dict[str, ShortName] = {
+    "halfcheetah": ShortName(
+        "brax",
+        "halfcheetah",
+        Defaults(algo="sac", num_envs=64, total_steps=160_000),
+        options={"backend": "spring"},
+    ),
+    "ant": ShortName(
+        "brax", "ant", Defaults(num_envs=64, total_steps=5_000_000), options={"backend": "spring"}
+    ),
+    "hopper": ShortName(
+        "brax", "hopper", Defaults(algo="sac", num_envs=128), options={"backend": "spring"}
+    ),
+    "walker2d": ShortName(
+        "brax", "walker2d", Defaults(algo="sac", num_envs=128), options={"backend": "spring"}
+    ),
+    "humanoid": ShortName(
+        "brax",
+        "humanoid",
+        Defaults(num_envs=2048, total_steps=20_000_000),
+        options={"backend": "spring"},
+    ),
+    "humanoidstandup": ShortName(
+        "brax",
+        "humanoidstandup",
+        Defaults(num_envs=2048, total_steps=20_000_000),
+        options={"backend": "spring"},
+    ),
+    "reacher": ShortName(
+        "brax",
+        "reacher",
+        Defaults(num_envs=256, total_steps=5_000_000),
+        options={"backend": "generalized"},
+    ),
+    "pusher": ShortName(
+        "brax",
+        "pusher",
+        Defaults(num_envs=256, total_steps=5_000_000),
+        options={"backend": "generalized"},
+    ),
+    "inverted_pendulum": ShortName(
+        "brax", "inverted_pendulum", Defaults(num_envs=64), options={"backend": "generalized"}
+    ),
+    "inverted_double_pendulum": ShortName(
+        "brax",
+        "inverted_double_pendulum",
+        Defaults(num_envs=64, total_steps=2_000_000),
+        options={"backend": "generalized"},
+    ),
+    "cartpole": ShortName("gymnax", "CartPole-v1", Defaults(total_steps=200_000)),
+    "pendulum": ShortName(
+        "gymnax", "Pendulum-v1", Defaults(algo="sac", num_envs=4, total_steps=20_000)
+    ),
+    "acrobot": ShortName("gymnax", "Acrobot-v1", Defaults(total_steps=500_000)),
+    "mountain_car": ShortName("gymnax", "MountainCar-v0", Defaults()),
+    "mountain_car_continuous": ShortName(
+        "gymnax", "MountainCarContinuous-v0", Defaults(algo="sac", total_steps=100_000)
+    ),
+    "asterix": ShortName("gymnax", "Asterix-MinAtar", Defaults(num_envs=64, total_steps=5_000_000)),
+    "breakout": ShortName(
+        "gymnax", "Breakout-MinAtar", Defaults(num_envs=64, total_steps=5_000_000)
+    ),
+    "freeway": ShortName("gymnax", "Freeway-MinAtar", Defaults(num_envs=64, total_steps=5_000_000)),
+    "seaquest": ShortName(
+        "gymnax", "Seaquest-MinAtar", Defaults(num_envs=64, total_steps=5_000_000)
+    ),
+    "space_invaders": ShortName(
+        "gymnax", "SpaceInvaders-MinAtar", Defaults(num_envs=64, total_steps=5_000_000)
+    ),
+    "catch": ShortName("gymnax", "Catch-bsuite", Defaults(total_steps=200_000)),
+    "deep_sea": ShortName("gymnax", "DeepSea-bsuite", Defaults(total_steps=200_000)),
+    "memory_chain": ShortName("gymnax", "MemoryChain-bsuite", Defaults(total_steps=200_000)),
+    "frozen_lake": ShortName("gymnax", "FrozenLake-misc", Defaults(total_steps=500_000)),
+    "traffic_junction_4": ShortName("traffic", "TrafficJunction4-v0", Defaults(algo="mappo")),
+    "traffic_junction_10": ShortName("traffic", "TrafficJunction10-v0", Defaults(algo="mappo")),
+    "spread": ShortName("jaxmarl", "MPE_simple_spread_v3", Defaults(algo="mappo")),
+    "smax_3m": ShortName(
+        "jaxmarl",
+        "HeuristicEnemySMAX",
+        Defaults(algo="mappo", num_envs=64, total_steps=3_000_000),
+        options={"scenario": "3m"},
+    ),
+    "smax_2s3z": ShortName(
+        "jaxmarl",
+        "HeuristicEnemySMAX",
+        Defaults(algo="mappo", num_envs=64, total_steps=3_000_000),
+        options={"scenario": "2s3z"},
+    ),
+    "lbf": ShortName(
+        "jumanji", "LevelBasedForaging", Defaults(algo="ippo", num_envs=64, total_steps=3_000_000)
+    ),
+    "rware": ShortName(
+        "jumanji", "RobotWarehouse", Defaults(algo="ippo", num_envs=64, total_steps=3_000_000)
+    ),
 }
-"""Short name -> (suite, id, default options)."""
 
 GYMNASIUM_NAMESAKES = {
     "ant": "Ant-v5",
@@ -56,75 +142,6 @@ GYMNASIUM_NAMESAKES = {
     "walker2d": "Walker2d-v5",
 }
 """brax id -> Gymnasium environment of the same name but with different physics."""
-
-EXAMPLE_IDS = {
-    "brax": "ant",
-    "gymnax": "CartPole-v1",
-    "gymnasium": "HalfCheetah-v5",
-    "atari": "Pong",
-    "jaxmarl": "MPE_simple_spread_v3",
-    "jumanji": "LevelBasedForaging",
-    "playground": "CheetahRun",
-    "craftax": "Craftax-Classic-Symbolic-v1",
-    "xminigrid": "MiniGrid-Empty-8x8",
-    "pgx": "minatar-breakout",
-    "octax": "pong",
-    "jaxtari": "pong",
-    "navix": "Navix-Empty-8x8-v0",
-    "pettingzoo": "mpe2/simple_spread_v3",
-    "traffic": "TrafficJunction4-v0",
-    "probe": "value",
-}
-MODULES = {"probe": "jaxrl_fast.envs.probes", "traffic": "jaxrl_fast.envs.traffic_junction"}
-"""Suites written in this package. The adapter of every other compiled suite is
-``envs.from_<suite>``.
-"""
-HOST_SUITES = {
-    "gymnasium": ("jaxrl_fast.envs.from_gymnasium", "make_host", "film"),
-    "atari": ("jaxrl_fast.envs.from_gymnasium", "make_atari_host", "film_atari"),
-    "pettingzoo": ("jaxrl_fast.envs.from_pettingzoo", "make_host", "film"),
-}
-"""Suites stepped on the host -> (adapter module, function that makes a vectorized one, function
-that makes one to draw).
-"""
-EXTRAS = (
-    "jaxmarl",
-    "jumanji",
-    "playground",
-    "craftax",
-    "xminigrid",
-    "pgx",
-    "octax",
-    "jaxtari",
-    "navix",
-)
-"""Suites whose package is an optional extra of jaxrl_fast."""
-NEEDS_PYTHON = {"navix": (3, 12)}
-"""Oldest Python of a suite's package, where it is not jaxrl_fast's."""
-REFUSED_SUITES = {
-    "kinetix": "it needs JAX 0.9 or earlier",
-    "popgym_arcade": "it replaces gymnax by another version",
-}
-"""Suites that do not install next to jaxrl_fast, and why."""
-OF_ONE_AGENT = {
-    "brax",
-    "gymnax",
-    "gymnasium",
-    "atari",
-    "playground",
-    "craftax",
-    "xminigrid",
-    "pgx",
-    "octax",
-    "jaxtari",
-}
-OF_ONE_AGENT |= {"navix"}
-"""Suites whose environments take no ``num_agents``."""
-OF_FILES = {"mjcf": "robot.xml"}
-"""Suites of a file (``env.file``), stepped by ``env.backend``, and an example."""
-OF_SEVERAL_AGENTS = {"jaxmarl", "jumanji", "pettingzoo", "traffic"}
-FRAME_STACK = {"atari": 4}
-"""Default frame stack by suite, in frames."""
 
 
 class RuleBroken(ValueError):
@@ -156,26 +173,21 @@ def make(name: str, **options: Any) -> "Env":
         ValueError: Unknown name, id or option, an environment stepped on the host, or a package
             that is not installed.
     """
-    suite, options = resolve(name, options)
-    if suite in HOST_SUITES:
+    suite_name, options = resolve(name, options)
+    suite = named_suite(suite_name)
+    if suite.is_host:
         raise ValueError(
             f"env={name} is stepped on the host and cannot be compiled: write jaxrl_fast.make_env(...)"
         )
     frame_stack = options.pop("frame_stack", None)
-    try:
-        if suite == "custom" or suite in OF_FILES:
-            named = (
-                "jaxrl_fast.envs.custom" if suite == "custom" else f"jaxrl_fast.envs.from_{suite}"
-            )
-            return _seen(import_module(named).make(**options), frame_stack)
-        id = options.pop("id")
-        module = import_module(MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"))
-    except ModuleNotFoundError as error:
-        raise _missing(name, suite, error) from error
-    known = [*module.ids(), *getattr(module, "REFUSED", ())]
-    if id not in known:
-        raise ValueError(f"env.id={id}: {suite} has no such environment; {_nearest(id, known)}")
-    return _seen(module.make(id, **options), frame_stack)
+    adapter = adapter_of(suite_name)
+    if suite.selected_by != "id":
+        return _seen(adapter.make(**options), frame_stack)
+    id = options.pop("id")
+    ids = [*adapter.ids(), *getattr(adapter, "REFUSED", ())]
+    if id not in ids:
+        raise ValueError(f"env.id={id}: {suite_name} has no such environment; {_nearest(id, ids)}")
+    return _seen(adapter.make(id, **options), frame_stack)
 
 
 def make_vec(
@@ -202,24 +214,20 @@ def make_vec(
         ValueError: As `make`, or an option of the pool is wrong.
     """
     import_module("jaxrl_fast.core").require_32_bits()
-    suite, options = resolve(name, options)
+    suite_name, options = resolve(name, options)
+    suite = named_suite(suite_name)
     arguments = _as_text(options)
-    frame_stack = options.pop("frame_stack", FRAME_STACK.get(suite))
-    if suite in HOST_SUITES:
-        module_name, many, _ = HOST_SUITES[suite]
-        make_suite = getattr(import_module(module_name), many)
-        sizes = {"num_envs": num_envs, "num_seeds": num_seeds}
-        host = make_suite(options.pop("id"), **sizes, pool=pool_options(pool), **options)
+    frame_stack = options.pop("frame_stack", suite.frame_stack)
+    sizes = {"num_envs": num_envs, "num_seeds": num_seeds}
+    if suite.is_host:
+        make_host = adapter_of(suite_name).make_host
+        host = make_host(options.pop("id"), **sizes, pool=pool_options(pool), **options)
         return _seen(host, frame_stack, arguments)
-    if suite == "custom":
-        custom = import_module("jaxrl_fast.envs.custom")
-        made = custom.make_any(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
-    elif suite in OF_FILES and options.get("backend") == "mujoco":
-        module = import_module(f"jaxrl_fast.envs.from_{suite}")
-        made = module.make_host(
-            num_envs=num_envs, num_seeds=num_seeds, pool=pool_options(pool), **options
-        )
-    elif pool and suite not in OF_FILES:
+    if suite.selected_by == "make":
+        made = adapter_of(suite_name).make_any(**sizes, pool=pool, **options)
+    elif suite.selected_by == "file" and options.get("backend") == "mujoco":
+        made = adapter_of(suite_name).make_host(**sizes, pool=pool_options(pool), **options)
+    elif pool and suite.selected_by != "file":
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
     else:
         import_module("jaxrl_fast.core").require_devices()
@@ -229,42 +237,58 @@ def make_vec(
     return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
 
 
-def makers(name: str, options: dict[str, Any]) -> list[Any]:
-    """Return the functions whose keyword arguments are the options of an environment, without
-    calling them.
+def named_suite(name: str) -> Suite:
+    """Return a suite that must exist.
 
     Args:
-        name: As in `make`.
-        options: Options of the environment.
+        name: Name of the suite.
 
     Returns:
-        A function of the suite's adapter, with ``atari`` also the function that makes one game, or
-        a user's function.
+        The suite.
 
     Raises:
-        ValueError: Unknown name, a user's function that cannot be imported, or a package that is
-            not installed.
+        ValueError: There is none of this name.
     """
-    suite, options = resolve(name, options)
-    if suite == "custom":
-        return [import_function(options["make"], "env.make")]
-    module, function = HOST_SUITES.get(
-        suite, (MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"), "make", "")
-    )[:2]
-    try:
-        adapter = import_module(module)
-    except ModuleNotFoundError as error:
-        raise _missing(name, suite, error) from error
-    return [getattr(adapter, function), *([adapter.recipes.atari] if suite == "atari" else [])]
-
-
-def _missing(name: str, suite: str, error: ModuleNotFoundError) -> ValueError:
-    oldest = NEEDS_PYTHON.get(suite, (3, 0))
-    if sys.version_info < oldest:
-        return ValueError(
-            f"env={name} needs Python {oldest[0]}.{oldest[1]} or later: make an environment with it"
+    suite = suite_of(name)
+    if suite is None:
+        raise ValueError(
+            f"unknown environment '{name}'; {_nearest(name, [*SHORT_NAMES, *names_of_suites()])}"
         )
-    needed = f"'jaxrl_fast[{suite}]'" if suite in EXTRAS else error.name
+    return suite
+
+
+def names_of_suites() -> list[str]:
+    """List all suites.
+
+    Returns:
+        Names of ours, and of other packages'.
+    """
+    return [*SUITES, *registered("suites")]
+
+
+def adapter_of(suite: str) -> Any:
+    """Import the adapter of a suite.
+
+    Args:
+        suite: Name of the suite.
+
+    Returns:
+        The module (`jaxrl_fast.plugins.Suite`).
+
+    Raises:
+        ValueError: Its package is not installed.
+    """
+    try:
+        return import_module(named_suite(suite).module)
+    except ModuleNotFoundError as error:
+        raise _missing(suite, named_suite(suite), error) from error
+
+
+def _missing(name: str, suite: Suite, error: ModuleNotFoundError) -> ValueError:
+    if sys.version_info < suite.oldest_python:
+        oldest = ".".join(map(str, suite.oldest_python))
+        return ValueError(f"env={name} needs Python {oldest} or later: make an environment with it")
+    needed = f"'jaxrl_fast[{name}]'" if suite.extra else error.name
     return ValueError(f"env={name} needs the package '{error.name}': pip install {needed}")
 
 
@@ -281,16 +305,16 @@ def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
     Raises:
         ValueError: As `make`, or the environment on the host has no pictures.
     """
-    suite, given = resolve(name, options)
-    if suite not in (*HOST_SUITES, "custom") and options.get("backend") != "mujoco":
-        return make(name, **options)
+    suite_name, given = resolve(name, options)
+    suite = named_suite(suite_name)
     given.pop("frame_stack", None)
-    if suite in OF_FILES:
-        return import_module(f"jaxrl_fast.envs.from_{suite}").film(**given)
-    if suite == "custom":
-        return import_module("jaxrl_fast.envs.custom").make_to_draw(**given)
-    module_name, _, film = HOST_SUITES[suite]
-    return getattr(import_module(module_name), film)(given.pop("id"), **given)
+    if suite.selected_by == "make":
+        return adapter_of(suite_name).make_to_draw(**given)
+    if suite.selected_by == "file" and options.get("backend") == "mujoco":
+        return adapter_of(suite_name).film(**given)
+    if suite.is_host:
+        return adapter_of(suite_name).film(given.pop("id"), **given)
+    return make(name, **options)
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:
@@ -324,9 +348,10 @@ def is_host(name: str) -> bool:
             but gives False.
 
     Returns:
-        True for the suites of `HOST_SUITES`.
+        Whether the record of the suite has `is_host`.
     """
-    return name in HOST_SUITES
+    suite = None if name in SHORT_NAMES else suite_of(name)
+    return suite is not None and suite.is_host
 
 
 def describe(name: str, options: dict[str, Any] | None = None) -> str:
@@ -343,13 +368,14 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
         ValueError: As `resolve`.
     """
     suite, options = resolve(name, dict(options or {}))
-    if suite == "custom":
+    selected_by = named_suite(suite).selected_by
+    if selected_by == "make":
         return f"custom = {options['make']}"
-    if suite in OF_FILES:
+    if selected_by == "file":
         host = ", stepped on the host" if options.get("backend") == "mujoco" else ""
         return f"{options['file']} = {suite}{host}"
     id = options["id"]
-    if suite in HOST_SUITES:
+    if named_suite(suite).is_host:
         return f"{id} = {suite}, stepped on the host"
     if suite != "brax":
         return f"{id} = {suite}" if name == suite else f"{name} = {suite}, {id}"
@@ -367,41 +393,32 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         options: Options of the environment.
 
     Returns:
-        The suite, and options with the ``id`` (of ``custom``: the ``make``; of `OF_FILES`: the
+        The suite, and options with the ``id`` (of ``custom``: the ``make``; of a file's: the
         ``file``).
 
     Raises:
         ValueError: Unknown name, missing ``id`` or ``make``, an ``id`` that contradicts the short
             name, or ``num_agents`` for a suite with one agent.
     """
-    suite = SHORT_NAMES[name][0] if name in SHORT_NAMES else name
-    if suite in OF_ONE_AGENT and options.get("num_agents") is not None:
+    if name in REFUSED_SUITES:
+        raise ValueError(f"env={name} is not supported: {REFUSED_SUITES[name]}")
+    short = SHORT_NAMES.get(name)
+    suite_name = name if short is None else short.suite
+    suite = named_suite(suite_name)
+    if suite.agents == "one" and options.get("num_agents") is not None:
         raise ValueError(
             f"env.num_agents={options['num_agents']}: env={name} has one agent: leave it out"
         )
-    if name in SHORT_NAMES:
-        suite, id, defaults = SHORT_NAMES[name]
-        if options.get("id") not in (None, id):
+    if short is not None:
+        if options.get("id") not in (None, short.id):
             raise ValueError(
-                f"env={name} is {suite}'s {id}: leave env.id out, or write env={suite} with it"
+                f"env={name} is {suite_name}'s {short.id}: leave env.id out, or write "
+                f"env={suite_name} with it"
             )
-        return suite, {**defaults, **options, "id": id}
-    if name == "custom":
-        if not options.get("make"):
-            raise ValueError("env=custom needs env.make, for example env.make=my_package.make")
-        return name, options
-    if name in OF_FILES:
-        if not options.get("file"):
-            raise ValueError(f"env={name} needs env.file, for example env.file={OF_FILES[name]}")
-        return name, options
-    if name in REFUSED_SUITES:
-        raise ValueError(f"env={name} is not supported: {REFUSED_SUITES[name]}")
-    if name not in EXAMPLE_IDS:
-        raise ValueError(
-            f"unknown environment '{name}'; {_nearest(name, [*SHORT_NAMES, *EXAMPLE_IDS, *OF_FILES, 'custom'])}"
-        )
-    if not options.get("id"):
-        raise ValueError(f"env={name} needs env.id, for example env.id={EXAMPLE_IDS[name]}")
+        return suite_name, {**short.options, **options, "id": short.id}
+    needed = suite.selected_by
+    if not options.get(needed):
+        raise ValueError(f"env={name} needs env.{needed}, for example env.{needed}={suite.example}")
     return name, options
 
 

@@ -8,7 +8,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +25,10 @@ from jaxrl_fast.envs.adapter_utils import (
     relaxed,
     settled,
 )
-from jaxrl_fast.envs.env import A_COUNT, Bodies, Env, Geom, Scene, Triangles, is_count
+from jaxrl_fast.envs.env import Bodies, Env, Geom, Scene, Triangles
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 from jaxrl_fast.envs.episode_metrics import WrongMetrics, chosen
+from jaxrl_fast.envs.options import Count, Kinds, read_options
 
 KINDS = ("plane", "heightfield", "sphere", "capsule", "ellipsoid", "cylinder", "box", "mesh")
 """MuJoCo's kinds of geoms in the order of its mjtGeom."""
@@ -142,22 +144,26 @@ def _constructors() -> dict[str, Any]:
     return dict(brax_envs._envs)
 
 
-def make(
-    id: str,
-    *,
-    backend: str = "spring",
-    episode_length: int = MAX_EPISODE_STEPS,
-    metrics: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a brax environment."""
+
+    backend: Literal["generalized", "positional", "spring", "mjx"] = "spring"
+    """Physics."""
+    episode_length: Count = MAX_EPISODE_STEPS
+    """Time limit in steps."""
+    metrics: Kinds = None
+    """Kinds of the metrics to report, by name (`adapt`)."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a registered brax environment.
 
     Args:
         id: brax id.
-        backend: One of `BACKENDS`.
-        episode_length: Time limit in steps.
-        metrics: As in `adapt`.
-        **options: Arguments of the environment's constructor.
+        **given: `Options`.
 
     Returns:
         The environment.
@@ -167,10 +173,9 @@ def make(
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: brax's {id} does not run on this JAX: {REFUSED[id]}")
-    if backend not in BACKENDS:
-        raise ValueError(f"env.backend={backend}: write one of {', '.join(BACKENDS)}")
-    if not is_count(episode_length):
-        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 1000")
+    asked = read_options(Options, given, f"brax {id}")
+    backend, episode_length, metrics = asked.backend, asked.episode_length, asked.metrics
+    options = dict(asked.others)
     parameters = inspect.signature(_constructors()[id]).parameters.items()
     known = {name: p.default for name, p in parameters if name not in ("backend", "kwargs")}
     for option in set(options) & set(known):

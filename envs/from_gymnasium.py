@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,11 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl_fast.envs.env_checks import check_spaces
 from jaxrl_fast.envs.episode_metrics import check_kinds
 from jaxrl_fast.envs.host_env import HostEnv, HostStep, TakeEvents
+from jaxrl_fast.envs.options import Kinds, OptionalCount, read_options
 from jaxrl_fast.envs.pool import from_envpool, recipes, stepping
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
 from jaxrl_fast.envs.pool.codec import Outside
@@ -28,6 +30,7 @@ from jaxrl_fast.envs.pool.making import (
 from jaxrl_fast.envs.pool.stepping import (
     RENDER_MODE,
     HostEnvSpec,
+    MakeGymnasium,
     PoolError,
     describe,
     make_one,
@@ -39,16 +42,39 @@ UNKNOWN_FPS = 10.0
 """Steps per second in the pictures of an environment without ``render_fps``."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a Gymnasium environment."""
+
+    wrappers: Wrappers = ()
+    """Wrappers by name, in order: ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``.
+    """
+    max_episode_steps: OptionalCount = None
+    """Time limit in steps; None for the limit registered with the id."""
+    metrics: Kinds = None
+    """Kinds of the entries of ``info`` to report, by name, as in `EnvSpec`; None for those that the
+    environment declares, or the means of all numbers. EnvPool reports none."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+
+
+def _recipe(id: str, options: Options, **more: Any) -> MakeGymnasium:
+    return recipes.recipe(
+        id,
+        wrappers=options.wrappers,
+        max_episode_steps=options.max_episode_steps,
+        **options.others,
+        **more,
+    )
+
+
 def make_host(
     id: str,
     *,
     num_envs: int,
     num_seeds: int = 1,
     pool: PoolOptions = PoolOptions(),
-    wrappers: Wrappers = (),
-    max_episode_steps: int | None = None,
-    metrics: Mapping[str, str] | None = None,
-    **options: Any,
+    **given: Any,
 ) -> HostEnv:
     """Make a vectorized host environment of any Gymnasium id.
 
@@ -62,12 +88,7 @@ def make_host(
         num_envs: Number of environments for each seed.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
-        wrappers: Wrappers by name, in order:
-            ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``.
-        max_episode_steps: Time limit in steps, or None for the limit registered with the id.
-        metrics: Kinds of the entries of ``info`` to report, by name, as in `EnvSpec`; None for
-            those that the environment declares, or the means of all numbers. EnvPool reports none.
-        **options: Arguments of the environment's constructor.
+        **given: `Options`.
 
     Returns:
         The environment.
@@ -76,9 +97,11 @@ def make_host(
         ValueError: Unknown id, option or wrapper, unsupported spaces, or options that EnvPool does
             not support.
     """
+    options = read_options(Options, given, f"gymnasium {id}")
+    wrappers, metrics = options.wrappers, options.metrics
     pool = check_options(pool, num_envs, num_seeds)
-    make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
-    limit = max_episode_steps or recipes.find(id).max_episode_steps
+    make = _recipe(id, options)
+    limit = options.max_episode_steps or recipes.find(id).max_episode_steps
     if pool.backend == "envpool":
         if num_seeds > 1:
             raise ValueError(
@@ -89,11 +112,11 @@ def make_host(
                 "pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers"
             )
         sizes = {"num_envs": num_envs, "num_groups": pool.num_groups or 1}
-        host = from_envpool.make(id, max_episode_steps=limit, **sizes, **options)
+        host = from_envpool.make(id, max_episode_steps=limit, **sizes, **options.others)
         return host._replace(
             bridge=pool.bridge, draws=id.rpartition("-v")[0] in from_envpool.SERVES
         )
-    known = _looked_at.pop(_key_of(id, wrappers, max_episode_steps, options), None)
+    known = _looked_at.pop(_key_of(id, options), None)
     known = known or describe(make, id, measure=measurement(pool, num_envs * num_seeds))
     if metrics is not None:
         check_kinds(metrics, f"env.metrics of {id}")
@@ -109,22 +132,12 @@ environment.
 """
 
 
-def look(
-    id: str,
-    *,
-    wrappers: Wrappers = (),
-    max_episode_steps: int | None = None,
-    metrics: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Box | Discrete | MultiDiscrete:
+def look(id: str, **given: Any) -> Actions:
     """Make one environment to read its spaces, measure a step, and close it.
 
     Args:
         id: As in `make_host`.
-        wrappers: As in `make_host`.
-        max_episode_steps: As in `make_host`.
-        metrics: Ignored.
-        **options: As in `make_host`.
+        **given: `Options`.
 
     Returns:
         The space of actions.
@@ -132,65 +145,15 @@ def look(
     Raises:
         ValueError: As `make_host`.
     """
-    del metrics
-    make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
-    host_spec = describe(make, id, measure=step_cost_s)
-    _looked_at[_key_of(id, wrappers, max_episode_steps, options)] = host_spec
+    options = read_options(Options, given, f"gymnasium {id}")
+    host_spec = describe(_recipe(id, options), id, measure=step_cost_s)
+    _looked_at[_key_of(id, options)] = host_spec
     return env_spec(host_spec).action
 
 
-def _key_of(
-    id: str, wrappers: Wrappers, max_episode_steps: int | None, options: Mapping[str, Any]
-) -> str:
-    return repr((id, list(wrappers), max_episode_steps, sorted(options.items())))
-
-
-def make_atari_host(
-    game: str,
-    *,
-    num_envs: int,
-    num_seeds: int = 1,
-    pool: PoolOptions = PoolOptions(),
-    clip_rewards: bool = True,
-    life_loss: bool = False,
-    **options: Any,
-) -> HostEnv:
-    """Make a vectorized host environment of an Atari game: one grey frame ``[84, 84, 1]`` uint8 a
-    step, unstacked.
-
-    Reported returns are the true scores of whole games. ``another``, for evaluation, makes games
-    without clipped rewards and without ends of episodes at lost lives.
-
-    Args:
-        game: ``Pong`` or ``ALE/Pong-v5``.
-        num_envs: Number of environments for each seed.
-        num_seeds: Number of seeds that the pool serves.
-        pool: Options of the pool.
-        clip_rewards: Replace training rewards by their signs.
-        life_loss: End a training episode with each lost life.
-        **options: Options of `pool.recipes.atari` (``sticky``, ``frame_skip``, ``noop_max``,
-            ``screen_size``, ``episode_length``), and ALE's.
-
-    Returns:
-        The environment.
-
-    Raises:
-        ValueError: Unknown game or option, ``pool.backend=envpool``, or a package of the extra
-            ``atari`` is not installed.
-    """
-    pool = check_options(pool, num_envs, num_seeds)
-    if pool.backend == "envpool":
-        raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
-    measure = measurement(pool, num_envs * num_seeds)
-    whole = describe(recipes.atari(game, **options), game, measure=measure, metrics=False)
-    played = whole._replace(
-        make=recipes.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards
-    )
-    spec = env_spec(whole, options.get("episode_length", recipes.ATARI_EPISODE_STEPS))
-    host = make_pool(played, spec, num_envs=num_envs, num_seeds=num_seeds, options=pool)
-    return host._replace(
-        bridge=pool.bridge, another=lambda num_envs: in_process(whole, spec, num_envs=num_envs)
-    )
+def _key_of(id: str, options: Options) -> str:
+    own = sorted(options.others.items())
+    return repr((id, list(options.wrappers), options.max_episode_steps, own))
 
 
 def make_custom_host(
@@ -228,22 +191,12 @@ def make_custom_host(
     return pooled(again, name, limit, num_envs, num_seeds, pool, first=first)
 
 
-def film(
-    id: str,
-    *,
-    wrappers: Wrappers = (),
-    max_episode_steps: int | None = None,
-    metrics: Mapping[str, str] | None = None,
-    **options: Any,
-) -> FilmedHost:
+def film(id: str, **given: Any) -> FilmedHost:
     """Make one environment that can be drawn.
 
     Args:
         id: As in `make_host`.
-        wrappers: As in `make_host`.
-        max_episode_steps: As in `make_host`.
-        metrics: Ignored.
-        **options: As in `make_host`.
+        **given: `Options`.
 
     Returns:
         The environment and its camera.
@@ -251,33 +204,11 @@ def film(
     Raises:
         ValueError: As `make_host`, or the environment has no pictures.
     """
-    del metrics
-    options["render_mode"] = RENDER_MODE
-    make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
-    return filmed(make_one(make, id), id, max_episode_steps or recipes.find(id).max_episode_steps)
-
-
-def film_atari(
-    game: str, *, clip_rewards: bool = True, life_loss: bool = False, **options: Any
-) -> FilmedHost:
-    """Make one Atari game that can be drawn, as for evaluation: a whole game with its true score.
-
-    Args:
-        game: As in `make_atari_host`.
-        clip_rewards: Ignored.
-        life_loss: Ignored.
-        **options: As in `make_atari_host`.
-
-    Returns:
-        The environment and its camera.
-
-    Raises:
-        ValueError: As `make_atari_host`.
-    """
-    del clip_rewards, life_loss
-    made = make_one(recipes.atari(game, render_mode=RENDER_MODE, **options), game)
-    limit = options.get("episode_length", recipes.ATARI_EPISODE_STEPS)
-    return filmed(made, game, limit)._replace(step_s=options.get("frame_skip", 4) / 60)
+    options = read_options(Options, given, f"gymnasium {id}")
+    make = _recipe(id, options, render_mode=RENDER_MODE)
+    return filmed(
+        make_one(make, id), id, options.max_episode_steps or recipes.find(id).max_episode_steps
+    )
 
 
 def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHost:

@@ -3,7 +3,8 @@
 This is the only file that imports gymnax.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +23,9 @@ from jaxrl_fast.envs.adapter_utils import (
     relaxed,
     settled,
 )
-from jaxrl_fast.envs.env import A_COUNT, FRESH_INTERVAL, Env, SampleParams, is_count, no_params
-from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, SampleParams, no_params
+from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.options import EnvOptions, OptionalCount, check_others, read_options
 
 # Only for its pictures, and the slowest imports, with pandas and SciPy: so before gymnax.
 import_later("seaborn", "matplotlib.pyplot")
@@ -72,13 +74,22 @@ def ids() -> list[str]:
     return sorted(set(gymnax.registered_envs) - set(REFUSED))
 
 
-def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of a gymnax environment."""
+
+    episode_length: OptionalCount = None
+    """Time limit in steps; None for gymnax's default."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Values that override gymnax's default parameters."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a registered gymnax environment.
 
     Args:
         id: gymnax id.
-        episode_length: Time limit in steps, or None for gymnax's default.
-        **options: Values that override gymnax's default parameters.
+        **given: `Options`.
 
     Returns:
         The environment.
@@ -89,18 +100,13 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: gymnax's {id} is not supported: {REFUSED[id]}")
+    chosen = read_options(Options, given, f"gymnax {id}")
+    options = dict(chosen.others)
     env, params = gymnax.make(id)
-    unknown = sorted(set(options) - set(vars(params)))
-    if unknown:
-        known = ", ".join(sorted(vars(params)))
-        raise ValueError(f"gymnax {id} has no parameter '{unknown[0]}': write one of {known}")
-    for option, value in options.items():
-        check_option(f"env.{option}", value, getattr(params, option))
+    check_others(f"gymnax {id}", options, vars(params))
     shortest = FRESH_INTERVAL if id in LONG_EPISODES and not options else 1
-    if episode_length is not None:
-        if not is_count(episode_length):
-            raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 500")
-        options["max_steps_in_episode"] = episode_length
+    if chosen.episode_length is not None:
+        options["max_steps_in_episode"] = chosen.episode_length
     params = params.replace(**options)
     adapted = adapt(env, params, name=id)._replace(
         shortest_episode=shortest, **_pictures(id, env, params)

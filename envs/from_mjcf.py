@@ -8,13 +8,13 @@ A task is a few functions of the user, the same for both: ``reward(data, action)
 operators, or ``jax.numpy``, serve both.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium
 import jax
@@ -23,12 +23,13 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
-from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
+from jaxrl_fast.core import Box, EnvSpec, Number, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import relaxed
-from jaxrl_fast.envs.env import A_COUNT, Bodies, Env, Scene, is_count
+from jaxrl_fast.envs.env import Bodies, Env, Scene
 from jaxrl_fast.envs.env_checks import check_shapes
 from jaxrl_fast.envs.from_brax import geoms_of, pose_of, quiet
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.options import Count, OptionalCount, read_options
 from jaxrl_fast.system import fault_of, import_function
 
 BACKENDS = "mjx", "mujoco"
@@ -64,38 +65,37 @@ class Robot(NamedTuple):
     tasks: dict[str, Callable[..., Any] | None]
 
 
-def make(
-    file: str,
-    *,
-    backend: str = "mjx",
-    reward: str | Callable[..., Any] | None = None,
-    observe: str | Callable[..., Any] | Sequence[str] | None = None,
-    terminated: str | Callable[..., Any] | None = None,
-    start: str | Callable[..., Any] | None = None,
-    randomize: str | Callable[..., Any] | None = None,
-    reset_noise: float = 0.01,
-    frame_skip: int | None = None,
-    episode_length: int = EPISODE_LENGTH,
-    **others: Any,
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a MuJoCo file."""
+
+    backend: Literal["mjx", "mujoco"] = "mjx"
+    """``mjx`` compiles the physics; ``mujoco`` steps it on the host."""
+    reward: Any = None
+    """``(data, action) -> number`` after each step, or its name, such as ``my_package.reward``."""
+    observe: Any = None
+    """``(data) -> array [N]``, or the names of sensors, in order. Without it, positions and
+    velocities."""
+    terminated: Any = None
+    """``(data) -> bool``; without it only the time limit ends an episode."""
+    start: Any = None
+    """``(model, uniform) -> (qpos, qvel)``; without it the first keyframe, or ``qpos0`` at rest."""
+    randomize: Any = None
+    """``(model, uniform) -> {name: array}``, fields of the model that differ in each episode."""
+    reset_noise: Annotated[float, Number(0)] = 0.01
+    """Largest deviation of an episode's first position and velocity from ``start``."""
+    frame_skip: OptionalCount = None
+    """Physics steps of an action; by default as many as `CONTROL_S` needs."""
+    episode_length: Count = EPISODE_LENGTH
+    """Time limit in steps."""
+
+
+def make(file: str, **given: Any) -> Env:
     """Make the compiled environment of a MuJoCo file.
 
     Args:
         file: Path of the XML file.
-        backend: ``mjx``; `make_host` serves ``mujoco``.
-        reward: ``(data, action) -> number`` after each step, or its name, such as
-            ``my_package.reward``.
-        observe: ``(data) -> array [N]``, or the names of sensors, in order. Without it, positions
-            and velocities.
-        terminated: ``(data) -> bool``; without it only the time limit ends an episode.
-        start: ``(model, uniform) -> (qpos, qvel)``; without it the first keyframe, or ``qpos0`` at
-            rest.
-        randomize: ``(model, uniform) -> {name: array}``, fields of the model that differ in each
-            episode.
-        reset_noise: Largest deviation of an episode's first position and velocity from ``start``.
-        frame_skip: Physics steps of an action; by default as many as `CONTROL_S` needs.
-        episode_length: Time limit in steps.
-        **others: Options that do not exist.
+        **given: `Options`; `make_host` serves ``backend="mujoco"``.
 
     Returns:
         The environment. Its actions are the actuators' controls, in their ranges.
@@ -104,18 +104,15 @@ def make(
         ValueError: The file cannot be read or has something that MJX lacks, an option is wrong, or
             a function fails.
     """
-    _refuse(others)
-    given = dict(zip(FUNCTIONS, (reward, observe, terminated, start, randomize), strict=True))
-    robot = _robot(file, given, reset_noise, frame_skip, episode_length)
-    if backend == "mujoco":
+    options = read_options(Options, given, "mjcf")
+    robot = _robot(file, options)
+    if options.backend == "mujoco":
         raise ValueError(
             "env.backend=mujoco is stepped on the host and cannot be compiled: write make_env(...)"
         )
-    if backend != "mjx":
-        raise ValueError(f"env.backend={backend}: write {' or '.join(BACKENDS)}")
     try:
         with quiet():
-            env = _compiled(robot, episode_length)
+            env = _compiled(robot, options.episode_length)
             check_shapes(env, f"env.file={file}")
     except Exception as error:  # any error of MJX or of the user's functions
         raise ValueError(
@@ -168,14 +165,9 @@ def film(file: str, **options: Any) -> Any:
     )
 
 
-def _robot(
-    file: str,
-    given: dict[str, Any],
-    reset_noise: float,
-    frame_skip: int | None,
-    episode_length: int,
-) -> Robot:
+def _robot(file: str, options: Options) -> Robot:
     """Read the file, and check the options."""
+    given = {name: getattr(options, name) for name in FUNCTIONS}
     if not Path(file).is_file():
         raise ValueError(f"env.file={file}: there is no such file in {Path.cwd()}: write its path")
     try:
@@ -187,14 +179,6 @@ def _robot(
     if given["reward"] is None:
         raise ValueError(
             "env=mjcf needs a reward: +env.reward=my_package.reward, a function (data, action) -> number"
-        )
-    for name, value in (("frame_skip", frame_skip), ("episode_length", episode_length)):
-        if value is not None and not is_count(value):
-            raise ValueError(f"env.{name}={value}: {A_COUNT}")
-    number = isinstance(reset_noise, int | float) and not isinstance(reset_noise, bool)
-    if not number or not 0.0 <= reset_noise < np.inf:
-        raise ValueError(
-            f"env.reset_noise={reset_noise}: write a number of at least 0, such as 0.01"
         )
     free = [
         model.actuator(i).name or str(i)
@@ -218,19 +202,18 @@ def _robot(
         name: import_function(function, f"env.{name}") if isinstance(function, str) else function
         for name, function in given.items()
     }
-    steps = frame_skip or max(1, round(CONTROL_S / model.opt.timestep))
+    steps = options.frame_skip or max(1, round(CONTROL_S / model.opt.timestep))
     named = tuple(_sensor(model, name, file) for name in seen) if listed else None
     # unstable physics must end in a NaN, not restart
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
-    return Robot(Path(file).stem, model, steps, reset_noise, named, functions)
-
-
-def _refuse(others: dict[str, Any]) -> None:
-    known = [
-        name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY
-    ]
-    for name in others:
-        raise ValueError(f"mjcf has no option '{name}': write one of {', '.join(known)}")
+    return Robot(
+        name=Path(file).stem,
+        model=model,
+        frame_skip=steps,
+        noise=options.reset_noise,
+        sensors=named,
+        tasks=functions,
+    )
 
 
 def _sensor(model: Any, name: str, file: str) -> slice:
@@ -360,25 +343,18 @@ def _compiled(robot: Robot, limit: int) -> Env:
 class HostRobot(gymnasium.Env):
     """One environment of a MuJoCo file, stepped by MuJoCo, with the arguments of `make`."""
 
-    def __init__(
-        self,
-        file: str,
-        *,
-        backend: str = "mujoco",
-        reset_noise: float = 0.01,
-        frame_skip: int | None = None,
-        episode_length: int = EPISODE_LENGTH,
-        render_mode: str = "rgb_array",
-        **functions: Any,
-    ) -> None:
-        given = {name: functions.pop(name, None) for name in FUNCTIONS}
-        _refuse(functions)
-        self.robot = _robot(file, given, reset_noise, frame_skip, episode_length)
+    def __init__(self, file: str, *, render_mode: str = "rgb_array", **given: Any) -> None:
+        options = read_options(Options, given, "mjcf")
+        self.robot = _robot(file, options)
         self.metadata = {
             "render_modes": ["rgb_array"],
             "render_fps": 1 / (self.robot.frame_skip * self.robot.model.opt.timestep),
         }
-        self.render_mode, self.model, self.limit = render_mode, self.robot.model, episode_length
+        self.render_mode, self.model, self.limit = (
+            render_mode,
+            self.robot.model,
+            options.episode_length,
+        )
         self.model.vis.headlight.ambient[:] = LIGHT
         self.begun = _begun(self.robot)
         self.data: Any = _begun(self.robot)

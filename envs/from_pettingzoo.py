@@ -2,15 +2,31 @@
 the host.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from jaxrl_fast.envs.from_gymnasium import filmed, pooled
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.options import EnvOptions, OptionalCount, read_options
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
 from jaxrl_fast.envs.pool.making import FilmedHost
 from jaxrl_fast.envs.pool.several_agents import make_parallel
 from jaxrl_fast.envs.pool.stepping import RENDER_MODE, make_one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of a PettingZoo environment."""
+
+    num_agents: OptionalCount = None
+    """Expected number of agents. It is only checked: parallel environments have different names for
+    it."""
+    episode_length: OptionalCount = None
+    """Time limit in steps, or None."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of ``parallel_env``."""
 
 
 def make_host(
@@ -19,9 +35,7 @@ def make_host(
     num_envs: int,
     num_seeds: int = 1,
     pool: PoolOptions = PoolOptions(),
-    num_agents: int | None = None,
-    episode_length: int | None = None,
-    **options: Any,
+    **given: Any,
 ) -> HostEnv:
     """Make a vectorized host environment of a PettingZoo parallel environment.
 
@@ -33,10 +47,7 @@ def make_host(
         num_envs: Number of environments for each seed.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
-        num_agents: Expected number of agents. It is only checked: parallel environments have
-            different names for it.
-        episode_length: Time limit in steps, or None.
-        **options: Arguments of ``parallel_env``.
+        **given: `Options`.
 
     Returns:
         The environment.
@@ -45,13 +56,15 @@ def make_host(
         ValueError: Unknown id or option, unsupported spaces, ``pool.backend=envpool``, or another
             number of agents.
     """
+    options = read_options(Options, given, f"pettingzoo {id}")
+    num_agents, limit = options.num_agents, options.episode_length
     pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError(
             "pool.backend=envpool is for env=gymnasium: leave it out for env=pettingzoo"
         )
-    make = partial(make_parallel, _checked(id), options, episode_length)
-    host = pooled(make, id, episode_length, num_envs, num_seeds, pool)
+    make = partial(make_parallel, _checked(id), dict(options.others), limit)
+    host = pooled(make, id, limit, num_envs, num_seeds, pool)
     if num_agents not in (None, host.spec.num_agents):
         host.close()
         raise ValueError(
@@ -61,16 +74,12 @@ def make_host(
     return host
 
 
-def film(
-    id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any
-) -> FilmedHost:
+def film(id: str, **given: Any) -> FilmedHost:
     """Make one environment that can be drawn.
 
     Args:
         id: As in `make_host`.
-        num_agents: Ignored.
-        episode_length: As in `make_host`.
-        **options: As in `make_host`.
+        **given: `Options`.
 
     Returns:
         The environment and its camera.
@@ -78,10 +87,10 @@ def film(
     Raises:
         ValueError: As `make_host`, or the environment has no pictures.
     """
-    make = partial(
-        make_parallel, _checked(id), {**options, "render_mode": RENDER_MODE}, episode_length
-    )
-    return filmed(make_one(make, id), id, episode_length)
+    options = read_options(Options, given, f"pettingzoo {id}")
+    drawn = {**options.others, "render_mode": RENDER_MODE}
+    make = partial(make_parallel, _checked(id), drawn, options.episode_length)
+    return filmed(make_one(make, id), id, options.episode_length)
 
 
 def _checked(id: Any) -> str:

@@ -6,6 +6,7 @@ Source: Andy Jones, https://andyljones.com/posts/rl-debugging.html#probe.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 
 from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.options import read_options
 
 UNIT = Box(-np.ones(1, np.float32), np.ones(1, np.float32))
 PAYOFFS = (0.0, 0.5, 1.0)
@@ -295,12 +297,17 @@ def ids() -> list[str]:
     return sorted({**PROBES, **TWO_AGENTS})
 
 
-def make(id: str, **unknown: Any) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A probe has no options."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a probe.
 
     Args:
         id: Name of the probe.
-        **unknown: Refused options.
+        **given: Refused options.
 
     Returns:
         The environment.
@@ -308,8 +315,7 @@ def make(id: str, **unknown: Any) -> Env:
     Raises:
         ValueError: An option was given.
     """
-    if unknown:
-        raise ValueError(f"probe {id} has no option '{sorted(unknown)[0]}': leave it out")
+    read_options(Options, given, f"probe {id}")
     return {**PROBES, **TWO_AGENTS}[id]()
 
 

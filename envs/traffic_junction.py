@@ -9,16 +9,17 @@ the road observes zeros.
 Source: Sukhbaatar et al., arXiv 1605.07736, with the rules of ma-gym 0.0.14.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import OUT, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.core import OUT, Discrete, EnvSpec, Number, PyTree, Timestep
 from jaxrl_fast.envs.env import Env
-from jaxrl_fast.envs.env_checks import check_option
+from jaxrl_fast.envs.options import read_options
 
 SIDE, MAX_CARS, MAX_STEPS = 14, 10, 100
 IDS = {"TrafficJunction4-v0": 4, "TrafficJunction10-v0": 10}
@@ -91,24 +92,26 @@ def ids() -> list[str]:
     return list(IDS)
 
 
-def make(
-    id: str,
-    *,
-    num_agents: int | None = None,
-    arrive_prob: float = 0.5,
-    step_cost: float = -0.01,
-    collision_reward: float = -10.0,
-    **unknown: Any,
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a traffic junction."""
+
+    num_agents: Annotated[int | None, Number(1, MAX_CARS, "whole", optional=True)] = None
+    """Number of cars, 1 to 10; None for the number in the id."""
+    arrive_prob: Annotated[float, Number(0, 1)] = 0.5
+    """Probability that a car enters in a step."""
+    step_cost: Annotated[float, Number()] = -0.01
+    """Reward of each step on the road, multiplied by the car's number of steps so far."""
+    collision_reward: Annotated[float, Number()] = -10.0
+    """Reward of a car whose next cell is taken."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a traffic junction.
 
     Args:
         id: One of `ids`.
-        num_agents: Number of cars, 1 to 10, or None for the number in the id.
-        arrive_prob: Probability that a car enters in a step.
-        step_cost: Reward of each step on the road, multiplied by the car's number of steps so far.
-        collision_reward: Reward of a car whose next cell is taken.
-        **unknown: Refused options.
+        **given: `Options`.
 
     Returns:
         The environment.
@@ -116,18 +119,10 @@ def make(
     Raises:
         ValueError: An option is unknown or out of range.
     """
-    if unknown:
-        known = "num_agents, arrive_prob, step_cost, collision_reward"
-        raise ValueError(f"{id} has no option '{sorted(unknown)[0]}': write one of {known}")
-    for option, value in (("step_cost", step_cost), ("collision_reward", collision_reward)):
-        check_option(f"env.{option}", value, 0.0)
-    num_cars = IDS[id] if num_agents is None else num_agents
-    if isinstance(num_cars, bool) or not isinstance(num_cars, int) or not 1 <= num_cars <= MAX_CARS:
-        raise ValueError(
-            f"env.num_agents={num_agents}: the junction has 1 to {MAX_CARS} cars, write one of these"
-        )
-    if isinstance(arrive_prob, str | bool) or not 0.0 <= arrive_prob <= 1.0:
-        raise ValueError(f"env.arrive_prob={arrive_prob}: write a probability, from 0 to 1")
+    options = read_options(Options, given, id)
+    arrive_prob, step_cost = options.arrive_prob, options.step_cost
+    collision_reward = options.collision_reward
+    num_cars = IDS[id] if options.num_agents is None else options.num_agents
 
     def step(cars: Cars, action: jax.Array, key: jax.Array) -> tuple[Cars, Timestep]:
         moving = cars.on_road

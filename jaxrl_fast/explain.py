@@ -92,7 +92,7 @@ def explain_run(words: Sequence[str]) -> int:
             return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
 
 
-ORIGINS = {"config/envs.yaml": "environment's defaults", "config/tuned": "tuned file"}
+ORIGINS = {"config/tuned": "tuned file"}
 
 
 def explain_settings(words: Sequence[str]) -> int:

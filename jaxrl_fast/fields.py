@@ -144,11 +144,12 @@ def replaced_functions(declared: Any) -> list[str]:
     ]
 
 
-def check_fields(declared: Any) -> None:
+def check_fields(declared: Any, prefix: str = "") -> None:
     """Check and convert the fields of a frozen dataclass, in its ``__post_init__``.
 
     Args:
         declared: Instance, which is changed: numbers are converted, and lists become tuples.
+        prefix: Text before the names of fields in messages.
 
     Raises:
         ValueError: A field has another type, or is out of range.
@@ -157,11 +158,11 @@ def check_fields(declared: Any) -> None:
     for name, hint in types_of(type(declared)).items():
         value = getattr(declared, name)
         if has_choices(hint):
-            check_choice(name, value, hint)
+            check_choice(prefix + name, value, hint)
         elif is_function(hint):
-            check_function(name, value, hint)
+            check_function(prefix + name, value, hint)
         elif name in ranges:
-            value = read_number(name, value, ranges[name])
+            value = read_number(prefix + name, value, ranges[name])
         if get_origin(hint) is tuple and isinstance(value, list):
             value = tuple(value)
         object.__setattr__(declared, name, value)

@@ -106,7 +106,7 @@ def test_workers_clip_as_this_process_does_and_evaluation_plays_whole_games():
         ("env.id=Pongg", "env.id=Pongg: Atari has no such game; nearest: Pong"),
         (
             "env.id=Pong +env.screen_size=no",
-            "env.screen_size=no: write a whole number of at least 1",
+            "env.screen_size='no': write a whole number",
         ),
         ("env.id=Pong +env.wings=2", "Pong cannot be made: TypeError"),
         ("env.id=Pong algo.normalize_observations=true", "Pong, whose observations are images"),

@@ -100,7 +100,7 @@ COMMANDS = [
     ("env=cartpole env.id=ant", "env.id=ant has no effect with env=cartpole"),
     (
         "env=pendulum env.backend=mjx",
-        "gymnax Pendulum-v1 has no parameter 'backend': write one of dt, g, l",
+        "gymnax Pendulum-v1 has no option 'backend': write one of dt, g, l",
     ),
     ("env=pendulum +env.g=abc", "env.g=abc: write a number, such as 10.0"),
     (

@@ -15,10 +15,11 @@ from jaxrl_fast import Cosine, Linear, envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands import layers
 from jaxrl_fast.commands.layers import CONFIG_DIR
-from jaxrl_fast.commands.run_config import NEEDS, compose, make_algorithm, options_of
+from jaxrl_fast.commands.run_config import compose, make_algorithm, options_of
 from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
+from jaxrl_fast.plugins import SUITES
 from jaxrl_fast.settings.run import Run, flat_settings, make_graph_options, to_yaml
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, command_line, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
@@ -28,7 +29,7 @@ TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 
 def needed(env: str) -> list[str]:
     """Return the options that a family of environments requires."""
-    return [f"env.{NEEDS[env][0]}={NEEDS[env][1]}"] if env in NEEDS else []
+    return [f"env.{SUITES[env].selected_by}={SUITES[env].example}"] if env in SUITES else []
 
 
 def refusal(*words: str) -> str:
@@ -41,7 +42,7 @@ def refusal(*words: str) -> str:
 
 def test_the_default_job_is_halfcheetah_with_the_algorithm_that_the_table_names():
     run = compose([])
-    chosen = OmegaConf.load(CONFIG_DIR / "envs.yaml").halfcheetah.algo
+    chosen = envs.SHORT_NAMES["halfcheetah"].defaults.algo
     assert (run.env, run.algo, run.placement, run.overlap) == (
         "halfcheetah",
         chosen,
@@ -61,7 +62,7 @@ def test_every_environment_composes_with_every_algorithm(env: str, algo: str):
 
 
 def test_the_env_group_and_the_environments_are_the_same():
-    assert set(options_of("env")) == set(envs.SHORT_NAMES) | set(NEEDS)
+    assert set(options_of("env")) == set(envs.SHORT_NAMES) | set(SUITES)
 
 
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
@@ -71,7 +72,7 @@ def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     family, _, id = name.partition("_")
     words = (
         [f"env={family}", f"env.id={id}"]
-        if family in NEEDS and id
+        if family in SUITES and id
         else [f"env={name}", *needed(name)]
     )
     run = compose([*words, f"algo={algo}"])
@@ -91,7 +92,6 @@ def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "tuned").mkdir()
-    (tmp_path / "envs.yaml").write_text((CONFIG_DIR / "envs.yaml").read_text())
     for stem, seed in (("gymnasium_sac", 1), ("gymnasium_my-World-v0_sac", 2)):
         (tmp_path / "tuned" / f"{stem}.yaml").write_text(f"seed: {seed}\n")
     monkeypatch.setattr(layers, "CONFIG_DIR", tmp_path)
@@ -112,21 +112,21 @@ def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(
 
 
 def test_an_id_of_a_family_may_have_an_algorithm_of_its_own_unless_one_is_named(tmp_path: Path):
-    row = OmegaConf.load(CONFIG_DIR / "envs.yaml").gymnasium
+    row = SUITES["gymnasium"]
     for id, algo in row.algo_of_id.items():
         words = ["env=gymnasium", f"env.id={id}"]
         run = compose(words)
         assert (run.algo, run.tuned_file) == (
             algo,
             f"tuned/gymnasium_{id}_{algo}.yaml",
-        ) and algo != row.algo
+        ) and algo != row.defaults.algo
         assert (
             compose([*words, "algo=td3"]).algo == "td3"
             and compose([*words, "tuned=false"]).algo == algo
         )
         (tmp_path / "config.yaml").write_text(to_yaml(compose([*words, "algo=sac"])))
         assert compose([f"config={tmp_path / 'config.yaml'}"]).algo == "sac"
-    assert compose(["env=gymnasium", "env.id=Hopper-v5"]).algo == row.algo
+    assert compose(["env=gymnasium", "env.id=Hopper-v5"]).algo == row.defaults.algo
 
 
 def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: Path):
@@ -397,7 +397,7 @@ def test_the_keys_of_the_pool_have_its_defaults():
         ("env.id=MountainCar-v0 env.episode_length=50", "ppo", "chosen for discrete actions"),
         ("env.id=Pendulum-v1 +env.g=9.0", "sac", "chosen for continuous actions"),
         ("env.id=CartPole-v1 algo=dqn", "dqn", "command line"),
-        ("env.id=HalfCheetah-v5", "flash_sac", "config/envs.yaml"),
+        ("env.id=HalfCheetah-v5", "flash_sac", "environment's defaults"),
     ],
 )
 def test_the_kind_of_actions_selects_the_algorithm(words, algo, why):

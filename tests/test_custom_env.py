@@ -229,14 +229,12 @@ def test_a_wrong_name_ends_in_one_line(options, words):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "jaxrl_fast.envs.from_gymnax", raising=False)
     monkeypatch.setitem(sys.modules, "gymnax", None)
-    assert "env=cartpole needs the package 'gymnax': pip install gymnax" in one_line(
-        name="cartpole"
-    )
+    assert "env=gymnax needs the package 'gymnax': pip install gymnax" in one_line(name="cartpole")
 
 
 @pytest.mark.parametrize("name", envs.SHORT_NAMES)
 def test_every_short_name_names_a_known_environment(name):
-    suite, id, _ = envs.SHORT_NAMES[name]
+    suite, id = envs.SHORT_NAMES[name].suite, envs.SHORT_NAMES[name].id
     module = pytest.importorskip(f"jaxrl_fast.envs.from_{suite}")
     assert id in module.ids()
 

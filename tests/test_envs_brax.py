@@ -15,7 +15,7 @@ from jaxrl_fast.envs import from_brax
 
 
 def default_backend(id: str) -> str:
-    return envs.SHORT_NAMES[id][2]["backend"] if id in envs.SHORT_NAMES else "spring"
+    return envs.SHORT_NAMES[id].options["backend"] if id in envs.SHORT_NAMES else "spring"
 
 
 def another_backend(number: int, id: str) -> str:

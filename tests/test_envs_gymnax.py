@@ -117,11 +117,11 @@ def test_options_are_gymnax_parameters():
         ),
         (
             {"id": "CartPole-v1", "gravty": 1.0},
-            "no parameter 'gravty': write one of force_mag, gravity",
+            "has no option 'gravty': write one of force_mag, gravity",
         ),
         (
             {"id": "CartPole-v1", "episode_length": 0},
-            "episode_length=0: write a whole number of at least 1",
+            "episode_length=0: write a number of at least 1",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from jaxrl_fast.envs.env import vectorize
 from jaxrl_fast.learning.run_graph import bind
 
 pytest.importorskip("jaxtyping")
-adapter = pytest.importorskip("jaxrl_fast.envs.from_jaxmarl")
+adapter = pytest.importorskip("jaxrl_fast.suites.from_jaxmarl")
 KEY = jax.random.key(3)
 
 

@@ -15,7 +15,7 @@ from jaxrl_fast.envs.adapter_utils import relaxed
 from jaxrl_fast.envs.env import Env, vectorize
 
 pytest.importorskip("jumanji")
-adapter = pytest.importorskip("jaxrl_fast.envs.from_jumanji")
+adapter = pytest.importorskip("jaxrl_fast.suites.from_jumanji")
 KEY = jax.random.key(3)
 
 

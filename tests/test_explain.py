@@ -524,7 +524,7 @@ def test_settings_are_a_table_of_what_was_set_by_whom(
         assert found[key] == expected, key
     assert not any(name.startswith("pool.") for name in found)
     found = settings_of(["env=acrobot"], capsys)
-    assert found["algo"] == ("ppo", "environment's defaults (config/envs.yaml)")
+    assert found["algo"] == ("ppo", "environment's defaults")
     assert found["algo.rollout_length"][1] == "follows num_envs and total_steps"
     assert found["tuned"] == ("false", "no file for env and algo")
 

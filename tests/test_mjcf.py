@@ -121,11 +121,11 @@ BAD = [
     (dict(episode_length=0), "env.episode_length=0"),
     (dict(reset_noise=-1.0), "env.reset_noise=-1.0: write"),
     (dict(reward="nowhere.reward"), "nowhere"),
-    (dict(reset_noise="big"), "env.reset_noise=big: write"),
+    (dict(reset_noise="big"), "env.reset_noise='big': write a number"),
     (dict(observe=5), "env.observe=5: write a function"),
     (dict(observe=[]), "env.observe=[]: write a function"),
     (dict(observe=lambda data: data.nothing), "nothing"),
-    (dict(rewards=reward), "mjcf has no option 'rewards': write one of backend, reward"),
+    (dict(rewards=reward), "mjcf has no option 'rewards': write one of backend, episode_length"),
 ]
 
 

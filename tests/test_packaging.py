@@ -19,21 +19,33 @@ BASE = {"core", "system", "numerics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "system": set(),
     "core": set(),
+    "plugins": set(),
     "jaxprs": set(),
     "spaces": set(),
     "numerics": {"core", "system"},
     "fields": {"core", "numerics"},
     "networks": {"core", "system", "numerics"},
-    "envs": {*BASE, "spaces"},
+    "envs": {*BASE, "plugins", "spaces", "fields"},
     "runtime": {"core"},
     "learning": {"core", "jaxprs", "numerics", "fields", "networks", "envs", "runtime"},
     "algorithms": {*BASE, "fields", "spaces", "networks", "learning"},
     "policy": {*BASE, "jaxprs", "spaces", "learning", "algorithms"},
-    "settings": {*BASE, "fields", "networks", "envs", "runtime", "learning", "algorithms"},
+    "settings": {
+        *BASE,
+        "plugins",
+        "fields",
+        "networks",
+        "envs",
+        "runtime",
+        "learning",
+        "algorithms",
+    },
     "training": {*BASE, "fields", "envs", "runtime", "learning", "policy", "settings"},
     "views": {*BASE, "envs", "runtime", "policy", "settings", "training"},
+    "suites": {*BASE, "spaces", "fields", "envs"},
     "commands": {
         *BASE,
+        "plugins",
         "networks",
         "envs",
         "runtime",
@@ -95,10 +107,10 @@ KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
 SUITES = ["craftax", "jaxtari", "navix", "octax", "pgx", "xminigrid"]
 ONE_ADAPTER = {
-    name: f"jaxrl_fast.envs.from_{name}"
+    name: f"jaxrl_fast.{'envs' if name in ('brax', 'gymnax') else 'suites'}.from_{name}"
     for name in ("brax", "gymnax", "jaxmarl", "jumanji", *SUITES)
 }
-ONE_ADAPTER["mujoco_playground"] = "jaxrl_fast.envs.from_playground"
+ONE_ADAPTER["mujoco_playground"] = "jaxrl_fast.suites.from_playground"
 
 
 def module_name(path: Path) -> str:
@@ -198,14 +210,15 @@ def test_only_settings_and_what_stands_on_them_know_config_and_environments_by_n
             assert (
                 "jaxrl_fast.envs" not in IMPORTS[name]
                 or name in KNOW_ENVS
-                or package_of(name) == "envs"
+                or package_of(name) in ("envs", "suites")
             ), name
 
 
 def test_environments_import_only_core_and_the_types_of_environments():
     for name in IMPORTS:
         if package_of(name) == "envs":
-            assert imported_packages(name) <= {"core", "spaces", "numerics", "system"}, name
+            allowed = {"core", "fields", "numerics", "plugins", "spaces", "system"}
+            assert imported_packages(name) <= allowed, name
 
 
 def test_nobody_imports_a_package_of_another_root():
@@ -236,7 +249,8 @@ def test_each_suite_is_imported_in_one_adapter(package: str):
 
 
 def test_gymnasium_is_known_to_its_adapters_and_the_pool_only():
-    adapters = {f"jaxrl_fast.envs.from_{name}" for name in ("gymnasium", "batched", "mjcf")}
+    hosts = ("gymnasium", "atari", "batched", "mjcf")
+    adapters = {f"jaxrl_fast.envs.from_{name}" for name in hosts}
     for name in importers("gymnasium"):
         assert name in adapters or name.startswith("jaxrl_fast.envs.pool."), name
 

@@ -166,7 +166,7 @@ def test_playground_gives_playgrounds_own_numbers():
 
 def test_playgrounds_episodes_have_different_models_with_its_domain_randomization():
     made("playground", id="CartpoleBalance")
-    from jaxrl_fast.envs import from_playground
+    from jaxrl_fast.suites import from_playground
 
     base = from_playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
     mass = base.mjx_model.body_mass
@@ -375,7 +375,7 @@ REFUSED = [
     (
         "craftax",
         {"id": "Craftax-Symbolic-v1", "day": 1},
-        "craftax Craftax-Symbolic-v1 has no parameter 'day'",
+        "craftax Craftax-Symbolic-v1 has no option 'day'",
     ),
     (
         "craftax",
@@ -491,7 +491,7 @@ REFUSED = [
 
 def test_robots_call_clip_by_the_name_of_its_bound_before_jax_0_10():
     needs("playground")
-    from jaxrl_fast.envs import from_playground
+    from jaxrl_fast.suites import from_playground
 
     for module in from_playground.WITH_OLD_CLIP:
         assert module.jp.clip(jnp.float32(2.0), a_max=1.0) == 1.0
@@ -513,10 +513,10 @@ def test_a_suite_that_is_not_installed_is_named_with_its_extra(suite: str):
     if find_spec(PACKAGES.get(suite, suite)) is not None:
         pytest.skip(f"{suite} is installed")
     wanted = rf"env={suite} needs the package .*: pip install 'jaxrl_fast\[{suite}\]'"
-    if sys.version_info < envs.NEEDS_PYTHON.get(suite, (3, 0)):
+    if sys.version_info < envs.SUITES[suite].oldest_python:
         wanted = f"env={suite} needs Python 3.12 or later"
     with pytest.raises(ValueError, match=wanted):
-        envs.make(suite, id=envs.EXAMPLE_IDS[suite])
+        envs.make(suite, id=envs.SUITES[suite].example)
 
 
 @pytest.mark.parametrize("suite", envs.REFUSED_SUITES)

@@ -29,6 +29,7 @@ import jaxrl_fast as jf
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.plugins import SUITES as SUITE_RECORDS
 
 RESULTS = ROOT / "experiments" / "results"
 DISCRETE, CONTINUOUS = (
@@ -37,8 +38,8 @@ DISCRETE, CONTINUOUS = (
 )
 ANY = {
     suite: (suite, (DISCRETE, CONTINUOUS), "algorithms.md")
-    for suite in envs.EXAMPLE_IDS
-    if suite != "probe"
+    for suite, record in SUITE_RECORDS.items()
+    if record.selected_by == "id" and suite != "probe"
 }
 SUITES = ANY | {
     "brax": ("brax", (CONTINUOUS,), "concepts.md"),
@@ -133,7 +134,7 @@ def learned_rows() -> dict[tuple[str, str], str]:
         file = RESULTS / f"{name}.json"
         if file.exists() and not row.unsolved and "(missed)" not in learning_line(name):
             run = compose(list(row.words))
-            suite = envs.SHORT_NAMES[run.env][0] if run.env in envs.SHORT_NAMES else run.env
+            suite = envs.SHORT_NAMES[run.env].suite if run.env in envs.SHORT_NAMES else run.env
             found.setdefault((run.algo, suite), name)
     return found
 
@@ -152,7 +153,7 @@ def coverage() -> str:
         for suite, (_, actions, _) in SUITES.items():
             agents = (
                 2
-                if suite in envs.OF_SEVERAL_AGENTS
+                if SUITE_RECORDS[suite].agents == "several"
                 or (suite == "custom" and ALGORITHMS[name]().for_agents)
                 else None
             )

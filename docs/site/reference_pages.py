@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
-
 import jaxrl_fast as jf
 from jaxrl_fast import envs, placement
 from jaxrl_fast.__main__ import COMMANDS
@@ -20,6 +18,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import train_help
 from jaxrl_fast.commands.layers import CONFIG_DIR
 from jaxrl_fast.fields import texts_of
+from jaxrl_fast.plugins import SUITES
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.schema import Key, describe_type, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
@@ -113,24 +112,25 @@ def algorithms() -> str:
 
 def environments() -> str:
     """Write every short name of an environment, with its defaults."""
-    defaults = yaml.safe_load((CONFIG_DIR / "envs.yaml").read_text())
     tuned = {path.stem for path in (CONFIG_DIR / "tuned").glob("*.yaml")}
     rows = []
-    for name, (suite, id_, _) in envs.SHORT_NAMES.items():
-        own = defaults.get(name, {})
+    for name, short in envs.SHORT_NAMES.items():
+        own = short.defaults
         settings = [f"`{algo}`" for algo in ALGORITHMS if f"{name}_{algo}" in tuned]
-        cells = [f"`{name}`", suite, f"`{id_}`", f"`{own.get('algo', 'ppo')}`"]
+        cells = [f"`{name}`", short.suite, f"`{short.id}`", f"`{own.algo}`"]
         rows.append(
             [
                 *cells,
-                f"{own.get('num_envs', 0):,}",
-                f"{own.get('total_steps', 0):,}",
+                f"{own.num_envs:,}",
+                f"{own.total_steps:,}",
                 ", ".join(settings),
             ]
         )
     head = ["`env=`", "suite", "id", "algorithm", "environments", "steps", "settings tuned for"]
     families = ", ".join(
-        f"`env={suite} env.id={id_}`" for suite, id_ in envs.EXAMPLE_IDS.items() if suite != "probe"
+        f"`env={suite} env.id={record.example}`"
+        for suite, record in SUITES.items()
+        if record.selected_by == "id" and suite != "probe"
     )
     title = "# Environments\n\nShort names, with their defaults."
     return f"{title}\n\n{table(head, rows)}\n\nOther environments, by id: {families}.\n"

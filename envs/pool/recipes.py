@@ -180,12 +180,12 @@ class LifeLoss(gymnasium.Wrapper):
 def atari(
     game: str,
     *,
-    sticky: bool = True,
-    life_loss: bool = False,
-    frame_skip: int = 4,
-    noop_max: int = 30,
-    screen_size: int = 84,
-    episode_length: int | None = ATARI_EPISODE_STEPS,
+    sticky: bool,
+    life_loss: bool,
+    frame_skip: int,
+    noop_max: int,
+    screen_size: int,
+    episode_length: int | None,
     **options: Any,
 ) -> MakeGymnasium:
     """Return a function that makes an Atari game with the usual preprocessing.
@@ -206,13 +206,9 @@ def atari(
         The function, which can be pickled.
 
     Raises:
-        ValueError: Unknown game, a size out of range, or ``ale-py`` or OpenCV is not installed.
+        ValueError: Unknown game, or ``ale-py`` or OpenCV is not installed.
     """
-    least = {"frame_skip": 1, "noop_max": 0, "screen_size": 1, "episode_length": 1}
     sizes = {"frame_skip": frame_skip, "noop_max": noop_max, "screen_size": screen_size}
-    for name, size in {**sizes, "episode_length": episode_length or ATARI_EPISODE_STEPS}.items():
-        if not (type(size) is int and size >= least[name]):
-            raise ValueError(f"env.{name}={size}: write a whole number of at least {least[name]}")
     spec = copy.deepcopy(_game(game))
     try:
         import_module("cv2")

@@ -92,7 +92,7 @@ def suite_of(name: str) -> str:
     if name not in ROWS:
         return "peers"
     env = next(word.removeprefix("env=") for word in ROWS[name].words if word.startswith("env="))
-    return envs.SHORT_NAMES[env][0] if env in envs.SHORT_NAMES else env
+    return envs.SHORT_NAMES[env].suite if env in envs.SHORT_NAMES else env
 
 
 def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:

@@ -27,7 +27,7 @@ from jax.errors import JaxRuntimeError
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM
 from jaxrl_fast.commands.layers import read_file, require_named_again
-from jaxrl_fast.commands.run_config import NEEDS, chosen_later, compose, env_keys, make_algorithm
+from jaxrl_fast.commands.run_config import chosen_later, compose, env_keys, make_algorithm
 from jaxrl_fast.core import EnvSpec, require_devices
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
@@ -408,9 +408,10 @@ def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[N
 def _environments() -> list[str]:
     """List short names by suite, multi-agent ones together, and all suites but the probes."""
     names: dict[str, list[str]] = {}
-    for name, (suite, *_) in envs.SHORT_NAMES.items():
-        names.setdefault("agents" if suite in envs.OF_SEVERAL_AGENTS else suite, []).append(name)
-    suites = [name for name, (key, _) in NEEDS.items() if key in ("id", "file") and name != "probe"]
+    for name, short in envs.SHORT_NAMES.items():
+        several = envs.named_suite(short.suite).agents == "several"
+        names.setdefault("agents" if several else short.suite, []).append(name)
+    suites = [name for name in envs.names_of_suites() if name not in ("probe", "custom")]
     entries = {suite: " ".join(short) for suite, short in {**names, "suites": suites}.items()}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
 

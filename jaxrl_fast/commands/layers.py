@@ -1,7 +1,6 @@
 """The sources of a run's settings: a config file, a checkpoint, and the tables of this package."""
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,13 +189,3 @@ def tuned_settings(env: str, id: str | None, algo: str) -> Layer:
                 schema.flatten(OmegaConf.to_container(OmegaConf.load(path))),
             )
     return Layer("", {})
-
-
-@cache
-def environments() -> dict[str, dict[str, Any]]:
-    """Read ``config/envs.yaml``.
-
-    Returns:
-        Defaults of each environment by name.
-    """
-    return OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "envs.yaml"))  # type: ignore[return-value]

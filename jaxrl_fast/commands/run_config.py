@@ -10,7 +10,6 @@ from jaxrl_fast.algorithms.defaults import FEWER, FOLLOWING, default_envs, of_en
 from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM, make_named
 from jaxrl_fast.commands.layers import (
     Layer,
-    environments,
     read_checkpoint,
     read_file,
     sources_of,
@@ -21,6 +20,7 @@ from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
+from jaxrl_fast.plugins import REFUSED_SUITES
 from jaxrl_fast.runtime import cluster
 from jaxrl_fast.runtime.placements import PLACEMENTS, worker_acting
 from jaxrl_fast.settings import schema
@@ -35,7 +35,8 @@ from jaxrl_fast.settings.schema import (
     run_keys,
     written,
 )
-from jaxrl_fast.settings.signatures import OTHERS, REQUIRED, algo_keys, option_keys
+from jaxrl_fast.settings.signatures import OTHERS, REQUIRED, algo_keys, keys_of_fields, option_keys
+from jaxrl_fast.system import import_function
 from jaxrl_fast.training.callbacks import check_stop
 
 
@@ -166,13 +167,8 @@ FOLLOWS_PLACEMENT = "follows placement"
 CONTINUOUS = "continuous actions"
 FOLLOWS, CHOSEN = "follows num_envs and total_steps", "chosen for "
 """Origins of settings, other than files."""
+OF_ENVIRONMENT = "environment's defaults"
 FOLLOWS_STEPS, AUTOS = "follows total_steps", ("num_envs", "overlap")
-NEEDS = {
-    **{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()},
-    "custom": ("make", "my_package.make"),
-}
-NEEDS |= {suite: ("file", file) for suite, file in envs.OF_FILES.items()}
-"""Suites -> the key of ``env.*`` that is required, and an example."""
 
 
 def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
@@ -301,10 +297,6 @@ def _name_followed(run: Run, values: Mapping[str, Any]) -> None:
     run.sources.update((name, text) for name, text in follows.items() if values[name] is None)
 
 
-SELECTED = ("id", "game", "make", "num_envs", "num_seeds", "pool")
-"""Arguments of adapters that are not keys ``env.*``, or select the environment."""
-
-
 def env_keys(run: Run) -> dict[str, Key]:
     """Return the keys that a run's environment takes, with its defaults.
 
@@ -322,15 +314,14 @@ def env_keys(run: Run) -> dict[str, Key]:
         name: run.env_options[name] for name in ("id", "make", "file") if name in run.env_options
     }
     suite, own = envs.resolve(run.env, chosen)
-    found = {"episode_length": known["env.episode_length"]} if custom else {}
-    for function in envs.makers(run.env, chosen):
-        taken = option_keys(function)
-        found = {
-            **found,
-            **{name: key for name, key in taken.items() if custom or name not in SELECTED},
-        }
+    if custom:
+        function = import_function(own["make"], "env.make")
+        found = {"episode_length": known["env.episode_length"], **option_keys(function)}
+    else:
+        found = keys_of_fields(envs.adapter_of(suite).Options)
     others = found.pop(OTHERS, None)
-    found["frame_stack"] = known["env.frame_stack"]._replace(default=envs.FRAME_STACK.get(suite))
+    stack = envs.named_suite(suite).frame_stack
+    found["frame_stack"] = known["env.frame_stack"]._replace(default=stack)
     found |= {} if others is None else {OTHERS: others}
     keys = {}
     for name, key in found.items():
@@ -349,7 +340,7 @@ def options_of(group: str) -> list[str]:
         Names.
     """
     fixed = {"algo": [*ALGORITHMS, CUSTOM], "placement": [AUTO, *PLACEMENTS]}
-    return fixed[group] if group in fixed else sorted(environments())
+    return fixed[group] if group in fixed else sorted([*envs.SHORT_NAMES, *envs.names_of_suites()])
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
@@ -384,7 +375,7 @@ def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
 
 
 def _known_option(group: str, name: str) -> str:
-    if group == "env" and name in envs.REFUSED_SUITES:
+    if group == "env" and name in REFUSED_SUITES:
         envs.resolve(name, {})
     if name not in options_of(group):
         ids = f"env=gymnasium env.id={name}, env=gymnax env.id=... or env=brax env.id=..."
@@ -398,16 +389,18 @@ def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> t
     suite.
     """
     env = groups.get("env", schema.choice_keys()["env"].default)
-    row = environments()[env]
-    algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
+    short = envs.SHORT_NAMES.get(env)
+    suite = envs.named_suite(env if short is None else short.suite)
+    row = suite.defaults if short is None else short.defaults
+    algo = groups.get("algo", row.algo if id is None else suite.algo_of_id.get(id, row.algo))
     names = {
         "env.name": env,
         "algo.name": algo,
         "placement.name": groups.get("placement", schema.choice_keys()["placement"].default),
     }
-    sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
-    sizes |= {"pool.out_of_space": "count"} if id in row.get("leaves_its_space", ()) else {}
-    defaults = Layer("config/envs.yaml: ", {**sizes, **names})
+    sizes: dict[str, Any] = {"num_envs": row.num_envs, "total_steps": row.total_steps}
+    sizes |= {"pool.out_of_space": "count"} if id in suite.leaves_its_space else {}
+    defaults = Layer(f"{OF_ENVIRONMENT}: ", {**sizes, **names})
     return defaults, tuned_settings(env, id, algo) if tuned else Layer("", {})
 
 
@@ -422,7 +415,7 @@ def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -
         env != "gymnasium"
         or id is None
         or "algo" in groups
-        or written(id) in environments()[env]["algo_of_id"]
+        or written(id) in envs.named_suite(env).algo_of_id
     ):
         return None
     prefix = "env.options."
@@ -492,16 +485,21 @@ def _own_algorithm(algo: str, layers: Iterable[Layer]) -> str:
 
 def _check_env(env: str, values: Mapping[str, Any]) -> None:
     """Refuse a suite without its required key, and such a key without a suite."""
-    needed, example = NEEDS.get(env, (None, None))
+    suite = None if env in envs.SHORT_NAMES else envs.named_suite(env)
+    needed = None if suite is None else suite.selected_by
     for key in ("id", "make", "file"):
         if key != needed and values[f"env.{key}"] is not None:
-            takers = " or ".join(f"env={name}" for name, need in NEEDS.items() if need[0] == key)
+            takers = " or ".join(
+                f"env={name}"
+                for name in envs.names_of_suites()
+                if envs.named_suite(name).selected_by == key
+            )
             raise ConfigError(
                 f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}"
             )
-    if needed is not None and values[f"env.{needed}"] is None:
+    if suite is not None and values[f"env.{needed}"] is None:
         raise ConfigError(
-            f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}"
+            f"env={env} needs env.{needed}: write for example env={env} env.{needed}={suite.example}"
         )
 
 

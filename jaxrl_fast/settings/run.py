@@ -105,7 +105,10 @@ def may_be_host(env: str) -> bool:
     Returns:
         True for suites on the host, of a file, and ``custom``.
     """
-    return envs.is_host(env) or env == "custom" or env in envs.OF_FILES
+    if env in envs.SHORT_NAMES:
+        return False
+    suite = envs.suite_of(env)
+    return suite is not None and (suite.is_host or suite.selected_by != "id")
 
 
 class _Dumper(yaml.SafeDumper):

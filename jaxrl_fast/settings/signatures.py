@@ -41,14 +41,15 @@ def algo_keys(name: str) -> dict[str, Key]:
     return _keys_of_user(factory, name)
 
 
-def keys_of_fields(declared: type[DeclaredAlgorithm]) -> dict[str, Key]:
-    """Return the keys of an algorithm's fields, without losses and `NOT_OPTIONS`.
+def keys_of_fields(declared: type) -> dict[str, Key]:
+    """Return the keys of the fields of an algorithm or of a suite's options, without losses and
+    `NOT_OPTIONS`.
 
     Args:
-        declared: Class of the algorithm.
+        declared: Dataclass.
 
     Returns:
-        Keys by field.
+        Keys by field; `OTHERS` stands for names that are handed on.
     """
     texts, ranges, keys = texts_of(declared), ranges_of(declared), {}
     layers = Number(1, MAX_SIZE, "whole")
@@ -65,6 +66,8 @@ def keys_of_fields(declared: type[DeclaredAlgorithm]) -> dict[str, Key]:
             text=texts.get(field.name, "").replace("`", ""),
             maximum=number.most,
         )
+    if HANDED_ON in keys:
+        keys[OTHERS] = keys.pop(HANDED_ON)._replace(type=object, default=REQUIRED)
     return keys
 
 
@@ -161,5 +164,7 @@ def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
     return found
 
 
+HANDED_ON = "others"
+"""Field of a suite's options with the names that it hands on to its package."""
 REQUIRED, OTHERS = "VALUE", "NAME"
 """Default of a key without one, and name of the key that stands for all others."""

@@ -4,6 +4,8 @@
 
 import inspect
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from octax.env import OctaxEnv
 
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
-from jaxrl_fast.envs.env import A_COUNT, Env, is_count
-from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.options import EnvOptions, check_others, read_options
 from jaxrl_fast.system import fault_of
 
 OPTIONS = {"instruction_frequency": 700, "frame_skip": 4}
@@ -44,13 +47,20 @@ def ids() -> list[str]:
     return sorted({*names, *levels} - with_levels)
 
 
-def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of a CHIP-8 game."""
+
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Other values of `OPTIONS`."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a CHIP-8 game.
 
     Args:
         id: One of `ids`.
-        episode_length: Time limit in steps, or None for Octax's.
-        **options: Other values of `OPTIONS`.
+        **given: `Options`.
 
     Returns:
         The environment. It observes the last frames, bool ``[height, width, frame_skip]``.
@@ -58,21 +68,14 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
     Raises:
         ValueError: Unknown option, or one of the wrong kind.
     """
-    for option, value in options.items():
-        if option not in OPTIONS:
-            raise ValueError(
-                f"octax {id} has no option '{option}': write some of {', '.join(OPTIONS)}"
-            )
-        check_option(f"env.{option}", value, OPTIONS[option])
-    for option, count in {**options, "episode_length": episode_length}.items():
-        if count is not None and not is_count(count):
-            raise ValueError(f"env.{option}={count}: {A_COUNT}")
+    options = read_options(Options, given, f"octax {id}")
+    check_others(f"octax {id}", options.others, OPTIONS, counts=True)
     limit = inspect.signature(OctaxEnv).parameters["max_num_steps_per_episodes"].default
     try:
-        base, _ = relaxed(octax_envs.create_environment)(id, **options)
+        base, _ = relaxed(octax_envs.create_environment)(id, **options.others)
     except (AttributeError, ImportError, FileNotFoundError, ValueError) as error:
         raise ValueError(f"octax {id} failed: {fault_of(error)}") from error
-    env = adapt(base, name=id, max_episode_steps=episode_length or limit)
+    env = adapt(base, name=id, max_episode_steps=options.episode_length or limit)
     check_shapes(env, f"octax {id}")
     return env._replace(steps_per_reset=STEPS_PER_RESET)
 

@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from xminigrid.types import RuleSet
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
-from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.options import EnvOptions, check_others, read_options
 from jaxrl_fast.system import fault_of
 
 STEPS_PER_RESET = 32
@@ -52,24 +54,26 @@ def ids() -> list[str]:
     return sorted(xminigrid.registered_environments())
 
 
-def make(
-    id: str,
-    *,
-    episode_length: int | None = None,
-    benchmark: str | None = None,
-    ruleset: dict[str, list[Any]] | None = None,
-    **options: Any,
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of an XLand-MiniGrid environment."""
+
+    benchmark: str | None = None
+    """Rulesets of which each episode samples one: a name such as ``trivial-21k``, which is
+    downloaded, or a file in that format."""
+    ruleset: Any = None
+    """``goal``, ``rules`` and ``init_tiles`` as XLand encodes them, for every episode; None for
+    `FIND_A_BALL`."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Values that override the environment's parameters, such as ``view_size=7``."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make an XLand-MiniGrid environment.
 
     Args:
         id: One of `ids`.
-        episode_length: Time limit in steps, or None for the environment's.
-        benchmark: Rulesets of which each episode samples one: a name such as ``trivial-21k``, which
-            is downloaded, or a file in that format.
-        ruleset: ``goal``, ``rules`` and ``init_tiles`` as XLand encodes them, for every episode.
-            None for `FIND_A_BALL`.
-        **options: Values that override the environment's parameters, such as ``view_size=7``.
+        **given: `Options`.
 
     Returns:
         The environment. It observes the agent's view with tiles and colors as one-hot numbers,
@@ -78,29 +82,27 @@ def make(
     Raises:
         ValueError: Unknown option or benchmark, one of the wrong kind, or both kinds of rules.
     """
+    chosen = read_options(Options, given, f"xminigrid {id}")
+    benchmark, ruleset, options = chosen.benchmark, chosen.ruleset, dict(chosen.others)
     base, params = xminigrid.make(id)
-    known = sorted(set(vars(params)) - {"ruleset", "max_steps", "render_mode"})
+    own = ("ruleset", "max_steps", "render_mode")
+    known = {name: value for name, value in vars(params).items() if name not in own}
+    check_others(f"xminigrid {id}", options, known)
     for option, value in options.items():
-        if option not in known:
-            raise ValueError(
-                f"xminigrid {id} has no option '{option}': write some of {', '.join(known)}"
-            )
-        check_option(f"env.{option}", value, getattr(params, option))
         if option != "grid_type" and not is_count(value):
             raise ValueError(f"env.{option}={value}: {A_COUNT}")
     if (view := options.get("view_size", 3)) % 2 == 0 or view < 3:
         raise ValueError(
             f"env.view_size={view}: write an odd number of at least 3, with the agent in the middle"
         )
-    if episode_length is not None and not is_count(episode_length):
-        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 243")
     takes_rules, sample_params = hasattr(params, "ruleset"), None
     if (benchmark or ruleset) and not (takes_rules and not (benchmark and ruleset)):
         raise ValueError(
             f"xminigrid {id}: "
             + ("write env.benchmark or env.ruleset" if takes_rules else "has no rules")
         )
-    params = params.replace(**options, **({"max_steps": episode_length} if episode_length else {}))
+    limit = {"max_steps": chosen.episode_length} if chosen.episode_length else {}
+    params = params.replace(**options, **limit)
     if benchmark:
         sample_params = _benchmark(benchmark).sample_ruleset
     elif takes_rules:
@@ -109,8 +111,8 @@ def make(
         env = adapt(base, params, name=id, sample_rules=sample_params)
         check_shapes(env, f"xminigrid {id}")
     except Exception as error:  # any error that an option or a ruleset causes inside xminigrid
-        given = ", ".join(f"env.{name}" for name in options) or "the rules"
-        raise ValueError(f"xminigrid {id} does not take {given}: {fault_of(error)}") from error
+        named = ", ".join(f"env.{name}" for name in options) or "the rules"
+        raise ValueError(f"xminigrid {id} does not take {named}: {fault_of(error)}") from error
     return env._replace(steps_per_reset=STEPS_PER_RESET)
 
 

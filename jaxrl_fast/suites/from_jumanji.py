@@ -7,6 +7,8 @@ here it never applies, and `vectorize` truncates instead.
 import inspect
 import math
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,6 +27,7 @@ from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.options import EnvOptions, OptionalCount, check_others, read_options
 from jaxrl_fast.system import fault_of
 
 NEVER = 2**30
@@ -67,16 +70,22 @@ def ids() -> list[str]:
     ]
 
 
-def make(
-    id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of a Jumanji environment."""
+
+    num_agents: OptionalCount = None
+    """Number of agents; None for the default."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of Jumanji's constructor, and of the generators of `WORLDS`."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a Jumanji environment.
 
     Args:
         id: One of `ids`.
-        num_agents: Number of agents, or None for the default.
-        episode_length: Time limit in steps, or None for the default.
-        **options: Arguments of Jumanji's constructor, and of the generators of `WORLDS`.
+        **given: `Options`.
 
     Returns:
         The environment.
@@ -84,25 +93,20 @@ def make(
     Raises:
         ValueError: Unknown option, or a value that Jumanji does not accept.
     """
+    chosen = read_options(Options, given, f"jumanji {id}")
+    num_agents, episode_length = chosen.num_agents, chosen.episode_length
+    options = dict(chosen.others)
     if id not in WORLDS:
         return _registered(id, num_agents, episode_length, options)
     named = {"num_agents": num_agents, "episode_length": episode_length}
-    given = (
-        WORLDS[id] | {name: value for name, value in named.items() if value is not None} | options
-    )
-    for option, value in given.items():
-        if option not in WORLDS[id]:
-            raise ValueError(
-                f"jumanji {id} has no option '{option}': write some of {', '.join(sorted(WORLDS[id]))}"
-            )
-        check_option(f"env.{option}", value, WORLDS[id][option])
-        if type(WORLDS[id][option]) is int and not is_count(value):
-            raise ValueError(f"env.{option}={value}: {A_COUNT}")
+    asked = {name: value for name, value in named.items() if value is not None} | options
+    check_others(f"jumanji {id}", asked, WORLDS[id], counts=True)
+    world = WORLDS[id] | asked
     if id == "LevelBasedForaging" and "fov" not in options:
-        given["fov"] = given["grid_size"]
-    limit = given.pop("episode_length")
+        world["fov"] = world["grid_size"]
+    limit = world.pop("episode_length")
     try:
-        base = _foraging(**given) if id == "LevelBasedForaging" else _warehouse(**given)
+        base = _foraging(**world) if id == "LevelBasedForaging" else _warehouse(**world)
     except (AssertionError, ValueError, TypeError) as error:
         message = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"jumanji {id} does not take these options: {message}") from error
@@ -111,7 +115,7 @@ def make(
     if id == "RobotWarehouse":
         goals = [(int(x), int(y)) for x, y in base.goals]
         return env._replace(draw=lambda state: drawings.warehouse(state, goals))
-    draw = drawings.foraging(given["grid_size"])
+    draw = drawings.foraging(world["grid_size"])
     return env._replace(draw=draw, success=lambda state: jnp.all(state.food_items.eaten))
 
 

@@ -5,6 +5,7 @@ The agent is player 0 of a game of several players, and the others are part of t
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,8 +15,9 @@ import pgx
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
-from jaxrl_fast.envs.env import A_COUNT, Env, is_count
+from jaxrl_fast.envs.env import Env
 from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.options import EnvOptions, OptionalCount, read_options
 
 OPPONENTS = "random", "one_ply"
 LIMITS = {"minatar-freeway": 2500}
@@ -41,18 +43,23 @@ def ids() -> list[str]:
     return sorted(pgx.available_envs())
 
 
-def make(
-    id: str, *, opponent: str | None = None, episode_length: int | None = None, **options: Any
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of a game of Pgx."""
+
+    opponent: str | None = None
+    """The other players of a game of several: ``random`` makes legal moves, all equally probable;
+    ``one_ply`` wins at once where it can and else does the same. None for ``random``."""
+    episode_length: OptionalCount = None
+    """Time limit in steps; None for the game's."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a game of Pgx.
 
     Args:
         id: One of `ids`.
-        opponent: The other players of a game of several: ``random`` makes legal moves, all equally
-            probable; ``one_ply`` wins at once where it can and else does the same. None for
-            ``random``.
-        episode_length: Time limit in steps, or None for the game's.
-        **options: None; others are refused.
+        **given: `Options`.
 
     Returns:
         The environment, whose observation has ``obs``, as Pgx gives it, and ``action_mask``.
@@ -60,10 +67,8 @@ def make(
     Raises:
         ValueError: Unknown opponent, or one for a game of one player, or an unknown option.
     """
-    for option in options:
-        raise ValueError(
-            f"pgx {id} has no option '{option}': write some of opponent, episode_length"
-        )
+    options = read_options(Options, given, f"pgx {id}")
+    opponent = options.opponent
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of chess and others
         base = relaxed(pgx.make)(id)
@@ -75,10 +80,9 @@ def make(
             else f"{id} has one player: leave it out"
         )
         raise ValueError(f"env.opponent={opponent}: {instead}")
-    if episode_length is not None and not is_count(episode_length):
-        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}")
     play = (one_ply(base) if opponent == "one_ply" else random_play) if several else None
-    env = adapt(base, name=id, opponent=play, max_episode_steps=episode_length or LIMITS.get(id))
+    limit = options.episode_length or LIMITS.get(id)
+    env = adapt(base, name=id, opponent=play, max_episode_steps=limit)
     check_shapes(env, f"pgx {id}")
     shape, observe = env.spec.obs["obs"].shape, jax.jit(_observe(base))
     drawn = len(shape) == 3 and shape[2] <= MOST_LAYERS

@@ -6,7 +6,8 @@ only its games are used, with actions that repeat and stick as in Gymnasium's At
 2018, arXiv 1709.06009).
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,11 @@ import jaxtari
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_fast.core import EnvSpec, PyTree, Timestep
+from jaxrl_fast.core import EnvSpec, Number, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import actions_of, like, relaxed, settled
-from jaxrl_fast.envs.env import A_COUNT, Env, is_count
-from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.options import Count, EnvOptions, OptionalCount, read_options
 from jaxrl_fast.system import fault_of
 
 VIEWS = "objects", "pixels"
@@ -36,46 +38,35 @@ def ids() -> list[str]:
     return sorted(jaxtari.list_available_games())
 
 
-def make(
-    id: str,
-    *,
-    view: str = "objects",
-    frame_skip: int = 4,
-    sticky_actions: float = 0.25,
-    episode_length: int | None = None,
-    **options: Any,
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of an Atari game."""
+
+    view: Literal["objects", "pixels"] = "objects"
+    """``objects`` for the positions of all objects in the frames of a step, or ``pixels`` for its
+    last frame, gray bytes ``[84, 84, 1]``, of which four are stacked."""
+    frame_skip: Count = 4
+    """Frames in a step; each repeats the action."""
+    sticky_actions: Annotated[float, Number(0, 1)] = 0.25
+    """Probability with which a frame repeats the action of the frame before instead."""
+    episode_length: OptionalCount = None
+    """Time limit in steps; None for half an hour."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make an Atari game.
 
     Args:
         id: One of `ids`.
-        view: ``objects`` for the positions of all objects in the frames of a step, or ``pixels``
-            for its last frame, gray bytes ``[84, 84, 1]``, of which four are stacked.
-        frame_skip: Frames in a step; each repeats the action.
-        sticky_actions: Probability with which a frame repeats the action of the frame before
-            instead.
-        episode_length: Time limit in steps, or None for half an hour.
-        **options: None; others are refused.
+        **given: `Options`.
 
     Returns:
         The environment.
 
     Raises:
-        ValueError: Unknown view or option, a number out of range, or sprites that are not on this
-            disk.
+        ValueError: Unknown option, a number out of range, or sprites that are not on this disk.
     """
-    for option in options:
-        raise ValueError(
-            f"jaxtari {id} has no option '{option}': write some of view, frame_skip, sticky_actions"
-        )
-    if view not in VIEWS:
-        raise ValueError(f"env.view={view}: write one of {', '.join(VIEWS)}")
-    for option, count in {"frame_skip": frame_skip, "episode_length": episode_length}.items():
-        if not (is_count(count) or (count is None and option == "episode_length")):
-            raise ValueError(f"env.{option}={count}: {A_COUNT}")
-    check_option("env.sticky_actions", sticky_actions, 0.25)
-    if not 0.0 <= sticky_actions <= 1.0:
-        raise ValueError(f"env.sticky_actions={sticky_actions}: write a number from 0 to 1")
+    options = read_options(Options, given, f"jaxtari {id}")
     try:
         base = relaxed(jaxtari.make)(id)
     except RuntimeError as error:
@@ -85,10 +76,14 @@ def make(
     except Exception as error:  # any error of a game that is not finished
         raise ValueError(f"jaxtari {id} failed: {fault_of(error)}") from error
     env = adapt(
-        base, name=id, pixels=view == "pixels", frame_skip=frame_skip, sticky_actions=sticky_actions
+        base,
+        name=id,
+        pixels=options.view == "pixels",
+        frame_skip=options.frame_skip,
+        sticky_actions=options.sticky_actions,
     )
     check_shapes(env, f"jaxtari {id}")
-    limit = episode_length or MOST_FRAMES // frame_skip
+    limit = options.episode_length or MOST_FRAMES // options.frame_skip
     return env._replace(spec=env.spec._replace(max_episode_steps=limit))
 
 

@@ -8,6 +8,7 @@ instead.
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -18,9 +19,10 @@ from craftax.craftax_env import make_craftax_env_from_name
 
 from jaxrl_fast.core import PyTree, Timestep
 from jaxrl_fast.envs import from_gymnax
-from jaxrl_fast.envs.env import A_COUNT, Env, is_count
-from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.env_checks import check_shapes
 from jaxrl_fast.envs.episode_metrics import chosen
+from jaxrl_fast.envs.options import EnvOptions, Kinds, check_others, read_options
 
 NEVER = 2**30
 """A time limit in steps that is never reached."""
@@ -42,45 +44,42 @@ def ids() -> list[str]:
     return list(IDS)
 
 
-def make(
-    id: str,
-    *,
-    episode_length: int | None = None,
-    metrics: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of Craftax."""
+
+    metrics: Kinds = None
+    """Kinds of the achievements to report, by name, as in `EnvSpec`; None for all. Each is 1 once
+    it is reached in an episode, and ``achievements`` is their number."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Values that override Craftax's default parameters."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make Craftax or Craftax-Classic.
 
     Args:
         id: One of `ids`.
-        episode_length: Time limit in steps, or None for Craftax's.
-        metrics: Kinds of the achievements to report, by name, as in `EnvSpec`; None for all. Each
-            is 1 once it is reached in an episode, and ``achievements`` is their number.
-        **options: Values that override Craftax's default parameters.
+        **given: `Options`.
 
     Returns:
         The environment. Pixels are bytes ``[height, width, 3]``.
 
     Raises:
-        ValueError: Unknown parameter, or one of the wrong kind.
+        ValueError: Unknown option, or one of the wrong kind.
     """
+    options = read_options(Options, given, f"craftax {id}")
     base = make_craftax_env_from_name(id, auto_reset=False)
     params = base.default_params
-    known = sorted(set(vars(params)) - {"max_timesteps", "fractal_noise_angles"})
-    for option, value in options.items():
-        if option not in known:
-            raise ValueError(
-                f"craftax {id} has no parameter '{option}': write one of {', '.join(known)}"
-            )
-        check_option(f"env.{option}", value, getattr(params, option))
-        if type(getattr(params, option)) is int and not is_count(value):
-            raise ValueError(f"env.{option}={value}: {A_COUNT}")
-    if episode_length is not None and not is_count(episode_length):
-        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 10000")
-    limit = episode_length or int(params.max_timesteps)
-    inner = from_gymnax.adapt(base, params.replace(max_timesteps=NEVER, **options), name=id)
+    own = ("max_timesteps", "fractal_noise_angles")
+    known = {name: value for name, value in vars(params).items() if name not in own}
+    check_others(f"craftax {id}", options.others, known, counts=True)
+    limit = options.episode_length or int(params.max_timesteps)
+    inner = from_gymnax.adapt(base, params.replace(max_timesteps=NEVER, **options.others), name=id)
     env = _with_pixels(inner) if "Pixels" in id else inner
-    env = _with_achievements(env, "craftax_classic" if "Classic" in id else "craftax", metrics)
+    env = _with_achievements(
+        env, "craftax_classic" if "Classic" in id else "craftax", options.metrics
+    )
     check_shapes(env, f"craftax {id}")
     spec = env.spec._replace(max_episode_steps=limit)
     return env._replace(spec=spec, steps_per_reset=STEPS_PER_RESET, draw=_picture(id))

@@ -4,16 +4,19 @@ Source: https://github.com/google-deepmind/mujoco_playground, 0.2.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import mujoco
 
+from jaxrl_fast.core import MAX_SIZE, Number
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
-from jaxrl_fast.envs.env_checks import check_option, check_shapes
+from jaxrl_fast.envs.env_checks import check_shapes
 from jaxrl_fast.envs.from_brax import OneModel, adapt, brax_envs, quiet
+from jaxrl_fast.envs.options import EnvOptions, Kinds, check_others, read_options
 from jaxrl_fast.system import fault_of
 
 with quiet():
@@ -51,27 +54,29 @@ def ids() -> list[str]:
     return sorted(registry.ALL_ENVS)
 
 
-def make(
-    id: str,
-    *,
-    impl: str | None = None,
-    episode_length: int | None = None,
-    randomized_models: int = 0,
-    metrics: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of an environment of MuJoCo Playground."""
+
+    impl: str | None = None
+    """Physics, ``jax`` or ``warp`` (NVIDIA's); None for ``warp`` if there is an NVIDIA card, else
+    ``jax``."""
+    randomized_models: Annotated[int, Number(0, MAX_SIZE, "whole")] = 0
+    """Number of models of the environment's own domain randomization; each episode has one of
+    them. 0 for the model without randomization."""
+    metrics: Kinds = None
+    """Kinds of the metrics to report, by name (`jaxrl_fast.envs.from_brax.adapt`)."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Values that override the environment's configuration, such as ``action_repeat=2``, or
+    nested."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make an environment of MuJoCo Playground.
 
     Args:
         id: Playground's id.
-        impl: Physics, ``jax`` or ``warp`` (NVIDIA's); None for ``warp`` if there is an NVIDIA card,
-            else ``jax``.
-        episode_length: Time limit in steps, or None for the environment's.
-        randomized_models: Number of models of the environment's own domain randomization; each
-            episode has one of them. 0 for the model without randomization.
-        metrics: As in `jaxrl_fast.envs.from_brax.adapt`.
-        **options: Values that override the environment's configuration, such as
-            ``action_repeat=2``, or nested.
+        **given: `Options`.
 
     Returns:
         The environment. Of an observation with ``state`` and ``privileged_state``, a policy may
@@ -80,10 +85,9 @@ def make(
     Raises:
         ValueError: Unsupported id, implementation or option, or robots that are not on this disk.
     """
-    if impl not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"env.impl={impl}: write one of {', '.join(IMPLEMENTATIONS)}")
-    if episode_length is not None and not is_count(episode_length):
-        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 1000")
+    options = read_options(Options, given, f"playground {id}")
+    if options.impl not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"env.impl={options.impl}: write one of {', '.join(IMPLEMENTATIONS)}")
     if id in ROBOTS and not registry.mjx_env.MENAGERIE_PATH.exists():
         raise ValueError(
             f"env.id={id} needs the robots of MuJoCo Menagerie: git clone "
@@ -91,29 +95,25 @@ def make(
             f"{registry.mjx_env.MENAGERIE_PATH} checkout {registry.mjx_env.MENAGERIE_COMMIT_SHA}"
         )
     with quiet():
-        known, given = _flat(registry.get_default_config(id)), _flat(options)
-    for option, value in given.items():
-        if option not in known:
-            raise ValueError(
-                f"playground {id} has no option '{option}': write some of {', '.join(sorted(known))}"
-            )
-        check_option(f"env.{option}", value, known[option])
-    settings = known | given
+        known, own = _flat(registry.get_default_config(id)), _flat(dict(options.others))
+    check_others(f"playground {id}", own, known)
+    settings = known | own
     _check_settings(settings)
     repeat = settings.get("action_repeat", 1)
-    limit = episode_length or -(-int(settings["episode_length"]) // repeat)
+    limit = options.episode_length or -(-int(settings["episode_length"]) // repeat)
     if "impl" in known:
-        given["impl"] = impl or ("warp" if jax.default_backend() == "gpu" else "jax")
+        own["impl"] = options.impl or ("warp" if jax.default_backend() == "gpu" else "jax")
     try:
         with quiet():
-            base = registry.load(id, config_overrides=given)
-            base = _randomized(base, id, randomized_models) if randomized_models else base
+            base = registry.load(id, config_overrides=own)
+            if options.randomized_models:
+                base = _randomized(base, id, options.randomized_models)
             base = (
                 base
                 if repeat == 1
                 else brax_envs.training.EpisodeWrapper(base, limit * repeat, repeat)
             )
-            env = adapt(base, name=id, max_episode_steps=limit, title=id, metrics=metrics)
+            env = adapt(base, name=id, max_episode_steps=limit, title=id, metrics=options.metrics)
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"playground {id} failed: {fault_of(error)}") from error
     check_shapes(env, f"playground {id}")

@@ -4,8 +4,9 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import Env
 from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.options import EnvOptions, OptionalCount, read_options
 from jaxrl_fast.envs.pool.several_agents import largest_shape, most_actions, own_sizes
 from jaxrl_fast.spaces import Space, space_of_arrays
 
@@ -84,17 +86,24 @@ def ids() -> list[str]:
     return sorted(set(jaxmarl.registered_envs) - set(REFUSED))
 
 
-def make(
-    id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of a JaxMARL environment."""
+
+    num_agents: OptionalCount = None
+    """Number of agents; None for the default."""
+    episode_length: OptionalCount = None
+    """Time limit in steps. The smaller of it and JaxMARL's limit applies."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor. ``scenario`` is a name, such as ``3m``."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a registered JaxMARL environment.
 
     Args:
         id: JaxMARL id.
-        num_agents: Number of agents, or None for the default.
-        episode_length: Time limit in steps. The smaller of it and JaxMARL's limit applies.
-        **options: Arguments of the environment's constructor. ``scenario`` is a name, such as
-            ``3m``.
+        **given: `Options`.
 
     Returns:
         The environment.
@@ -103,6 +112,9 @@ def make(
         ValueError: Unsupported id, number of agents or option, or agents that cannot be padded to
             the largest.
     """
+    chosen = read_options(Options, given, f"jaxmarl {id}")
+    num_agents, episode_length = chosen.num_agents, chosen.episode_length
+    options = dict(chosen.others)
     if id in REFUSED:
         raise ValueError(f"env.id={id}: jaxmarl's {id} is not supported: {REFUSED[id]}")
     if "scenario" in options:

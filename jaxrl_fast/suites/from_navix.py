@@ -2,7 +2,9 @@
 (https://github.com/epignatelli/navix, 4).
 """
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,9 @@ import numpy as np
 
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
-from jaxrl_fast.envs.env import A_COUNT, Env, is_count
+from jaxrl_fast.envs.env import Env
 from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.options import EnvOptions, read_options
 from jaxrl_fast.system import fault_of
 
 VIEWS = {
@@ -36,16 +39,22 @@ def ids() -> list[str]:
     return sorted(navix.registry())
 
 
-def make(
-    id: str, *, view: str = "first_person", episode_length: int | None = None, **options: Any
-) -> Env:
+@dataclass(frozen=True, kw_only=True)
+class Options(EnvOptions):
+    """Options of a NAVIX environment."""
+
+    view: Literal["first_person", "whole", "pixels"] = "first_person"
+    """What the agent sees (`VIEWS`). Symbols are one-hot, float32 ``[height, width, 21]``."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+
+
+def make(id: str, **given: Any) -> Env:
     """Make a NAVIX environment.
 
     Args:
         id: One of `ids`.
-        view: One of `VIEWS`. Symbols are one-hot, float32 ``[height, width, 21]``.
-        episode_length: Time limit in steps, or None for NAVIX's.
-        **options: Arguments of the environment's constructor.
+        **given: `Options`.
 
     Returns:
         The environment. An episode is a success if it ends with a positive reward.
@@ -53,14 +62,17 @@ def make(
     Raises:
         ValueError: Unknown view or option.
     """
-    if view not in VIEWS:
-        raise ValueError(f"env.view={view}: write one of {', '.join(VIEWS)}")
-    if episode_length is not None and not is_count(episode_length):
-        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 256")
-    own = options | ({"max_steps": episode_length} if episode_length else {})
+    options = read_options(Options, given, f"navix {id}")
+    limit = {"max_steps": options.episode_length} if options.episode_length else {}
     try:
-        base = relaxed(navix.make)(id, observation_fn=VIEWS[view], disable_autoreset=True, **own)
-        env = adapt(base, name=id, symbolic=view != "pixels")
+        base = relaxed(navix.make)(
+            id,
+            observation_fn=VIEWS[options.view],
+            disable_autoreset=True,
+            **options.others,
+            **limit,
+        )
+        env = adapt(base, name=id, symbolic=options.view != "pixels")
         check_shapes(env, f"navix {id}")
     except Exception as error:  # any error that an option causes inside navix
         raise ValueError(
