@@ -2,6 +2,8 @@
 
 import sys
 
+from jaxrl_fast.plugins import PluginFailed, load, registered
+
 COMMANDS = {
     "train": "train a policy: python -m jaxrl_fast.train env=halfcheetah",
     "check": "check an environment: python -m jaxrl_fast.check env=custom env.make=my_package.make",
@@ -18,22 +20,44 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Print the commands.
+    """Print the commands, or run one of another package.
 
     Returns:
-        Exit code: 0, or 2 if there are arguments, which belong to a command.
+        Exit code of the command; 0, or 2 if the first word is no command of another package.
     """
-    words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
-    if words:
-        print(
-            f"jaxrl_fast: error: unknown word '{words[0]}': write python -m jaxrl_fast.train ...",
-            file=sys.stderr,
-        )
-        return 2
+    if sys.argv[1:2] and sys.argv[1] not in ("-h", "--help"):
+        return run_registered(sys.argv[1], sys.argv[2:])
     print("python -m jaxrl_fast.<command> --help")
     for name, text in COMMANDS.items():
         print(f"  {name:<10} {text}")
+    for name in registered("commands"):
+        print(f"  {name:<10} of another package: python -m jaxrl_fast {name}")
     return 0
+
+
+def run_registered(name: str, words: list[str]) -> int:
+    """Run a command of another package.
+
+    Args:
+        name: Name that it registers.
+        words: Words after it.
+
+    Returns:
+        Its exit code; 2 if there is none of this name, or it cannot be loaded.
+    """
+    try:
+        command = load("commands", name)
+    except PluginFailed as error:
+        print(f"jaxrl_fast: error: {error}", file=sys.stderr)
+        return 2
+    if command is not None:
+        return int(command(words) or 0)
+    instead = name if name in COMMANDS else "train"
+    print(
+        f"jaxrl_fast: error: unknown word '{name}': write python -m jaxrl_fast.{instead} ...",
+        file=sys.stderr,
+    )
+    return 2
 
 
 if __name__ == "__main__":

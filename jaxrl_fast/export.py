@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of
+from jaxrl_fast.algorithms.registry import declared_named, factory_of
 from jaxrl_fast.commands import cli
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
@@ -121,6 +121,9 @@ def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
 
     Returns:
         The factory; None if neither is given.
+
+    Raises:
+        ConfigError: The algorithm is a user's, and not named.
     """
     make, *parts = (given[f"algo.{part}"] for part in CODE)
     own = {name: path for name, path in zip(CODE[1:], parts, strict=True) if path is not None}
@@ -129,7 +132,9 @@ def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
     name = (
         make or json.loads((folder / "policy.json").read_text(encoding="utf-8"))["made_by"]["algo"]
     )
-    factory = factory_of(name) if make else ALGORITHMS[name]
+    factory = factory_of(name) if make else declared_named(name)
+    if factory is None:  # code that a folder names is not executed
+        raise ConfigError(f"{folder}: its algorithm is your own: write algo.make={name} again")
     return partial(factory, **own)
 
 

@@ -15,6 +15,7 @@ looked up only for names that our tables lack:
 Nothing is imported here, since the workers of a pool read this module and must not import JAX.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
@@ -55,6 +56,8 @@ class Suite(NamedTuple):
         oldest_python: Oldest Python of its package.
         frame_stack: Default number of stacked images, or None.
         leaves_its_space: Ids with observations outside of the bounds that they declare.
+        cached_with: Packages that determine its environments, besides their names and options;
+            None if compiled programs of them cannot be stored for the next start.
     """
 
     module: str
@@ -68,11 +71,22 @@ class Suite(NamedTuple):
     oldest_python: tuple[int, int] = (3, 0)
     frame_stack: int | None = None
     leaves_its_space: tuple[str, ...] = ()
+    cached_with: tuple[str, ...] | None = None
 
 
 SUITES: dict[str, Suite] = {
-    "brax": Suite("jaxrl_fast.envs.from_brax", "ant", Defaults(num_envs=64)),
-    "gymnax": Suite("jaxrl_fast.envs.from_gymnax", "CartPole-v1", Defaults(total_steps=500_000)),
+    "brax": Suite(
+        "jaxrl_fast.envs.from_brax",
+        "ant",
+        Defaults(num_envs=64),
+        cached_with=("brax", "mujoco", "mujoco_mjx", "jaxopt", "trimesh", "scipy"),
+    ),
+    "gymnax": Suite(
+        "jaxrl_fast.envs.from_gymnax",
+        "CartPole-v1",
+        Defaults(total_steps=500_000),
+        cached_with=("gymnax",),
+    ),
     "gymnasium": Suite(
         "jaxrl_fast.envs.from_gymnasium",
         "HalfCheetah-v5",
@@ -151,8 +165,15 @@ SUITES: dict[str, Suite] = {
         "TrafficJunction4-v0",
         Defaults(algo="mappo"),
         agents="several",
+        cached_with=(),
     ),
-    "probe": Suite("jaxrl_fast.envs.probes", "value", Defaults(total_steps=50_000), agents=None),
+    "probe": Suite(
+        "jaxrl_fast.envs.probes",
+        "value",
+        Defaults(total_steps=50_000),
+        agents=None,
+        cached_with=(),
+    ),
     "mjcf": Suite(
         "jaxrl_fast.envs.from_mjcf",
         "robot.xml",
@@ -213,6 +234,36 @@ def load(group: Group, name: str) -> Any:
         raise PluginFailed(
             f"{name} of {point.value} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
+
+
+class Source(NamedTuple):
+    """Code that another package registers.
+
+    Attributes:
+        package: Package that is imported.
+        requires: Names of the distributions that it requires.
+    """
+
+    package: str
+    requires: tuple[str, ...]
+
+
+def source_of(group: Group, name: str) -> Source | None:
+    """Return the code that another package registers, which decides what its programs compute.
+
+    Args:
+        group: What it registers.
+        name: Its name.
+
+    Returns:
+        The source; None if no package registers the name.
+    """
+    point = _entry_points(group).get(name)
+    if point is None:
+        return None
+    requires = (point.dist.requires if point.dist is not None else None) or ()
+    names = (re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in requires)
+    return Source(point.module.split(".")[0], tuple(sorted(names)))
 
 
 def suite_of(name: str) -> Suite | None:

@@ -135,6 +135,7 @@ def work(job: dict[str, Any]) -> None:
     signal.alarm(LIMIT_S)
     os.chdir(job["cwd"])
     os.environ.update(job["variables"])
+    sys.path[:0] = job["variables"].get("PYTHONPATH", "").split(os.pathsep)
     if not job["trains"]:
         stop_before_training()
     if len(job["lines"]) > 1:

@@ -98,7 +98,7 @@ def test_a_world_is_drawn(id: str):
             {"num_agents": 5},
             "env.num_agents=5: HeuristicEnemySMAX has 3 agents: leave it out",
         ),
-        ("spread", {"banana": 1}, "has no option 'banana': write some of .*num_landmarks"),
+        ("spread", {"banana": 1}, "has no option 'banana': write one of .*num_landmarks"),
         (
             "jaxmarl",
             {"id": "HeuristicEnemySMAX", "scenario": "9x"},

@@ -97,12 +97,12 @@ def test_a_world_is_drawn(name: str):
         (
             "jumanji",
             {"id": "Snake-v1", "banana": 1},
-            "has no option 'banana': write some of episode_length, num",
+            "has no option 'banana': write one of episode_length, num",
         ),
         (
             "jumanji",
             {"id": "Snake-v1", "time_limit": 9},
-            "no option 'time_limit': write some of episode_length, num",
+            "no option 'time_limit': write one of episode_length, num",
         ),
         (
             "jumanji",
@@ -117,7 +117,7 @@ def test_a_world_is_drawn(name: str):
         (
             "jumanji",
             {"id": "Snake-v1", "episode_length": 0},
-            "env.episode_length=0: write a whole number",
+            "env.episode_length=0: write a number",
         ),
         (
             "jumanji",
@@ -127,10 +127,10 @@ def test_a_world_is_drawn(name: str):
         (
             "lbf",
             {"banana": 1},
-            "jumanji LevelBasedForaging has no option 'banana': write some of .*grid_size",
+            "jumanji LevelBasedForaging has no option 'banana': write one of .*grid_size",
         ),
         ("lbf", {"grid_size": 4}, "does not take these options: Grid size must be"),
-        ("lbf", {"num_agents": 0}, "env.num_agents=0: write a whole number of at least 1"),
+        ("lbf", {"num_agents": 0}, "env.num_agents=0: write a number of at least 1"),
         ("lbf", {"force_coop": 1}, "env.force_coop=1: write true or false"),
         ("rware", {"shelf_columns": 2}, "does not take these options: .*odd number"),
     ],

@@ -211,12 +211,12 @@ def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
     (package / "__init__.py").write_text("gravity = 9.81\n")
     (package / "model.xml").write_text("<a/>")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(identities, "OWN", ())
+    monkeypatch.setattr(identities, "OWN", "no_package")
     monkeypatch.setattr(identities, "PACKAGES", ("some_physics",))
-    names = [identities.digest(identities.identity_of("probe"))]
+    names = [identities.digest(identities.identity_of("probe", "ppo"))]
 
     def changed() -> bool:
-        names.append(identities.digest(identities.identity_of("probe")))
+        names.append(identities.digest(identities.identity_of("probe", "ppo")))
         return names[-1] not in names[:-1]
 
     assert not changed()
@@ -234,9 +234,10 @@ def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
         "warn" if jax.config.jax_numpy_rank_promotion != "warn" else "allow"
     ):
         assert changed()
-    monkeypatch.setattr(identities, "OWN", ("some_physics",))
+    monkeypatch.setattr(identities, "OWN", "some_physics")
     assert changed()
-    assert identities.identity_of("custom") is None and identities.identity_of("gymnasium") is None
+    assert identities.identity_of("custom", "ppo") is None
+    assert identities.identity_of("gymnasium", "ppo") is None
 
 
 def test_a_world_that_is_built_while_one_program_is_traced_serves_the_next(monkeypatch, tmp_path):
@@ -256,6 +257,8 @@ class Kept(dict):
     """A store of programs in memory."""
 
     read, write = dict.get, dict.__setitem__
+
+    packages = ("jaxrl_fast",)
 
     def refuse(self, name: str, why: str) -> None:
         TOLD.append(f"{name}: {why}")

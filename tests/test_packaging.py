@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envs": {*BASE, "plugins", "spaces", "fields"},
     "runtime": {"core"},
     "learning": {"core", "jaxprs", "numerics", "fields", "networks", "envs", "runtime"},
-    "algorithms": {*BASE, "fields", "spaces", "networks", "learning"},
+    "algorithms": {*BASE, "plugins", "fields", "spaces", "networks", "learning"},
     "policy": {*BASE, "jaxprs", "spaces", "learning", "algorithms"},
     "settings": {
         *BASE,

@@ -340,7 +340,7 @@ REFUSED = [
     (
         "playground",
         {"id": "CheetahRun", "banana": 1},
-        "playground CheetahRun has no option 'banana': write some of",
+        "playground CheetahRun has no option 'banana': write one of",
     ),
     (
         "playground",
@@ -380,7 +380,7 @@ REFUSED = [
     (
         "craftax",
         {"id": "Craftax-Symbolic-v1", "episode_length": 0},
-        "env.episode_length=0: write a whole number",
+        "env.episode_length=0: write a number",
     ),
     (
         "craftax",
@@ -438,7 +438,7 @@ REFUSED = [
     (
         "xminigrid",
         {"id": "XLand-MiniGrid-R1-9x9", "size": 3},
-        "has no option 'size': write some of grid_type, height",
+        "has no option 'size': write one of grid_type, height",
     ),
     (
         "pgx",
@@ -448,7 +448,7 @@ REFUSED = [
     (
         "pgx",
         {"id": "2048", "banana": 1},
-        "pgx 2048 has no option 'banana': write some of opponent, episode_length",
+        "pgx 2048 has no option 'banana': write one of episode_length, opponent",
     ),
     (
         "pgx",
@@ -463,7 +463,7 @@ REFUSED = [
     (
         "octax",
         {"id": "pong", "banana": 0},
-        "octax pong has no option 'banana': write some of instruction_frequency",
+        "octax pong has no option 'banana': write one of frame_skip, instruction_frequency",
     ),
     (
         "navix",
@@ -478,13 +478,13 @@ REFUSED = [
     (
         "jaxtari",
         {"id": "pong", "banana": 1},
-        "jaxtari pong has no option 'banana': write some of view, frame_skip",
+        "jaxtari pong has no option 'banana': write one of episode_length, frame_skip",
     ),
     ("jaxtari", {"id": "pong", "view": "x"}, "env.view=x: write one of objects, pixels"),
     (
         "jaxtari",
         {"id": "pong", "sticky_actions": 2},
-        "env.sticky_actions=2: write a number from 0 to 1",
+        "env.sticky_actions=2: write a number of at most 1",
     ),
 ]
 

@@ -32,6 +32,7 @@ NOT_RUN = {
     r"runs/latest/best": "reads what a population has written; tests/test_sweep.py makes one",
     r"http\.server": "does not end; docs/site/docs_other.py runs it",
     r"env\.make=pendulums\.make": "needs PyTorch; tests/test_mjcf.py runs it where it is installed",
+    r"env=buoys|jaxrl_fast winds": "needs the package of its page; tests/test_plugins.py installs it",
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
     r"experiments/|docs/site/": "takes long; its results are committed",
 }

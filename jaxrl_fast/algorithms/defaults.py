@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxrl_fast import spaces
-from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.algorithms.registry import declared_named, names_of_algorithms
 from jaxrl_fast.core import Box, EnvSpec, is_image, require_vectorized
 
 
@@ -41,9 +41,10 @@ def defaults(algo: str, env: Environments, *, total_steps: int) -> dict[str, Any
         ValueError: Unknown algorithm, or an environment that is not vectorized.
     """
     require_vectorized(env)
-    if algo not in ALGORITHMS:
-        raise ValueError(f"algo={algo} is unknown: write one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[algo]().sizes(env.num_envs, total_steps) | of_environment(algo, env.spec)
+    declared = declared_named(algo)
+    if declared is None:
+        raise ValueError(f"algo={algo} is unknown: write one of {', '.join(names_of_algorithms())}")
+    return declared().sizes(env.num_envs, total_steps) | of_environment(algo, env.spec)
 
 
 def of_environment(algo: str, spec: EnvSpec) -> dict[str, Any]:

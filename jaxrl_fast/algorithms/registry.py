@@ -1,12 +1,14 @@
 """The algorithms by name, and a user's by the path of its factory, such as ``my_package.make``.
 
-A new algorithm of this package needs a separate file here, and its class in `DECLARED`.
+A new algorithm of this package needs a separate file here, and its class in `DECLARED`. Another
+package registers its own (`jaxrl_fast.plugins`).
 """
 
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from jaxrl_fast import plugins
 from jaxrl_fast.algorithms.bc import Bc
 from jaxrl_fast.algorithms.dqn import Dqn
 from jaxrl_fast.algorithms.fast_td3 import FastTd3
@@ -51,11 +53,50 @@ CUSTOM = "custom"
 """Name on the command line of an algorithm whose factory is ``algo.make``."""
 
 
+def names_of_algorithms() -> list[str]:
+    """List the algorithms that have a name.
+
+    Returns:
+        Names of ours, and of other packages'.
+    """
+    return [*ALGORITHMS, *plugins.registered("algorithms")]
+
+
+def declared_named(name: str) -> type[DeclaredAlgorithm] | None:
+    """Return the class of an algorithm.
+
+    Args:
+        name: Any text.
+
+    Returns:
+        The class of this package, or of another that registers it; None for another text, such as
+        the path of a user's function.
+
+    Raises:
+        ValueError: Another package registers it, and cannot be loaded or registers something else.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    found = plugins.load("algorithms", name)
+    if found is None:
+        return None
+    if not (isinstance(found, type) and issubclass(found, DeclaredAlgorithm)):
+        raise plugins.PluginFailed(
+            f"algo={name} is registered as {found!r}: register a jaxrl_fast.DeclaredAlgorithm"
+        )
+    if found.name != name:
+        raise plugins.PluginFailed(
+            f"algo={name} is registered, and its class has the name '{found.name}': write name: ClassVar[str] = "
+            f"'{name}' in {found.__qualname__}"
+        )
+    return found
+
+
 def factory_of(name: str) -> Callable[..., AnyAlgorithm]:
     """Return the factory of an algorithm.
 
     Args:
-        name: Name in `ALGORITHMS`, or the path of a user's function, which is imported.
+        name: Name of an algorithm, or the path of a user's function, which is imported.
 
     Returns:
         The factory.
@@ -63,7 +104,7 @@ def factory_of(name: str) -> Callable[..., AnyAlgorithm]:
     Raises:
         ValueError: The function cannot be imported.
     """
-    return ALGORITHMS[name] if name in ALGORITHMS else import_function(name, "algo.make")
+    return declared_named(name) or import_function(name, "algo.make")
 
 
 def make_named(name: str, /, **options: Any) -> AnyAlgorithm:
@@ -80,9 +121,10 @@ def make_named(name: str, /, **options: Any) -> AnyAlgorithm:
     Raises:
         ValueError: The factory refuses its arguments; or a user's fails or returns something else.
     """
+    declared = declared_named(name)
+    if declared is not None:
+        return declared(**options)
     factory = factory_of(name)
-    if name in ALGORITHMS:
-        return factory(**options)
     taken = inspect.signature(factory).parameters
     if "precision" not in taken and options.pop("precision", "f32") != "f32":
         raise ValueError(

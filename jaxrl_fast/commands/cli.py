@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
 
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM
+from jaxrl_fast.algorithms.registry import CUSTOM, declared_named, names_of_algorithms
 from jaxrl_fast.commands.layers import read_file, require_named_again
 from jaxrl_fast.commands.run_config import chosen_later, compose, env_keys, make_algorithm
 from jaxrl_fast.core import EnvSpec, require_devices
@@ -245,7 +245,7 @@ def train_help(words: Sequence[str] = ()) -> str:
             "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
             *textwrap.wrap(
-                f"algo=... of {' '.join(ALGORITHMS)} {CUSTOM}; keys: train env=cartpole --help",
+                f"algo=... of {' '.join(names_of_algorithms())} {CUSTOM}; keys: train env=cartpole --help",
                 WIDTH,
             ),
             f"placement={AUTO:<8} The fastest measured placement for env and algo; others:",
@@ -550,7 +550,9 @@ def open_run(
         )
     else:
         run = compose(settings)
-    own = run.algo not in ALGORITHMS or any(names_code(run.algo_options.get(name)) for name in CODE)
+    own = declared_named(run.algo) is None or any(
+        names_code(run.algo_options.get(name)) for name in CODE
+    )
     return run, load_policy(folder / policy, algorithm=make_algorithm(run) if own else None)
 
 

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from flax import serialization
 
-from jaxrl_fast import envs
-from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast import envs, plugins
+from jaxrl_fast.algorithms.registry import declared_named
 from jaxrl_fast.commands.run_config import make_envs
 from jaxrl_fast.core import EnvSpec, PyTree
 from jaxrl_fast.envs.env import Bodies, Env, VecEnv, vectorize
@@ -33,17 +33,8 @@ from jaxrl_fast.settings.machine import cache_root, cpu_fingerprint, make_own_fo
 from jaxrl_fast.settings.run import Run
 from jaxrl_fast.system import replacing
 
-OWN = ("jaxrl_fast",)
+OWN = "jaxrl_fast"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "chex", "ml_dtypes", "numpy")
-OF_SUITES = {
-    "brax": ("brax", "mujoco", "mujoco_mjx", "jaxopt", "trimesh", "scipy"),
-    "gymnax": ("gymnax",),
-    "traffic": (),
-    "probe": (),
-}
-"""Suites whose environments are fully determined by name, options and these packages. Other suites
-are never cached.
-"""
 CODE = (".py", ".so", ".xml", ".yaml", ".json")
 VARIABLES = (
     "JAX",
@@ -64,23 +55,27 @@ CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_compilation_cache", "jax_per
 """Prefixes of JAX options that control JAX's cache."""
 
 
-def identity_of(suite: str) -> dict[str, Any] | None:
+def identity_of(suite: str, algo: str) -> dict[str, Any] | None:
     """Collect everything that cached files of a suite depend on, other than settings. Starts JAX's
     devices.
 
     Args:
         suite: Suite of environments.
+        algo: Name of the algorithm.
 
     Returns:
         Nested values for JSON; None for suites that cannot be cached, such as user environments.
     """
-    if suite not in OF_SUITES:
+    cached_with = envs.named_suite(suite).cached_with
+    if cached_with is None:
         return None
-    packages = (*PACKAGES, *OF_SUITES[suite])
+    registered = (plugins.source_of("suites", suite), plugins.source_of("algorithms", algo))
+    sources = [source for source in registered if source is not None]
     return {
         "python": [platform.python_implementation(), platform.python_version()],
-        "code": {name: _digest_of_code(name) for name in OWN},
-        "packages": {name: [_version(name), _stamp(name)] for name in packages},
+        "code": {name: _digest_of_code(name) for name in (OWN, *(s.package for s in sources))},
+        "packages": {name: [_version(name), _stamp(name)] for name in (*PACKAGES, *cached_with)},
+        "required": {name: _version(name) for source in sources for name in source.requires},
         "variables": {
             k: v for k, v in os.environ.items() if k.startswith(VARIABLES) and k not in UNIMPORTANT
         },
@@ -249,10 +244,10 @@ def env_cache_of(run: Run, tell: Callable[[str], None]) -> EnvCache | None:
         tick's operations.
     """
     root = cache_root()
-    if root is None or run.debug or jax.process_count() > 1 or run.algo not in ALGORITHMS:
+    if root is None or run.debug or jax.process_count() > 1 or declared_named(run.algo) is None:
         return None
     suite, _ = envs.resolve(run.env, dict(run.env_options))
-    known = identity_of(suite)
+    known = identity_of(suite, run.algo)
     return None if known is None else EnvCache(KeptFiles(root / FOLDER, tell), known)
 
 
@@ -357,10 +352,12 @@ class ProgramFiles(NamedTuple):
     Attributes:
         files: Cached files.
         key: Digest of everything that the programs depend on.
+        packages: Packages whose code is in the digest.
     """
 
     files: KeptFiles
     key: str
+    packages: tuple[str, ...]
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a program; None if there is none."""
@@ -393,4 +390,8 @@ def store_of(keeper: EnvCache, settings: Mapping[str, Any], program: Any) -> Pro
         for key, value in settings.items()
         if key not in WITHOUT_EFFECT and not key.startswith(SECTIONS_WITHOUT)
     }
-    return ProgramFiles(keeper.files, digest(keeper.identity, telling, repr(program)))
+    return ProgramFiles(
+        files=keeper.files,
+        key=digest(keeper.identity, telling, repr(program)),
+        packages=tuple(keeper.identity["code"]),
+    )

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.algorithms.registry import declared_named
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.run import MADE, REPEATABLE
 from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
@@ -79,7 +79,8 @@ def read_checkpoint(given: Layer) -> Layer | None:
                 f"{path} was written by jf.learn: resume it with jf.learn(resume=...)"
             )
         known = read_file(config).values
-    names = algo_keys(known["algo"]) if known.get("algo") in ALGORITHMS else {}
+    algo = str(known.get("algo"))
+    names = {} if declared_named(algo) is None else algo_keys(algo)
     require_named_again(path, known, given.values)
     earlier = {name: value for name, value in schema.EARLIER.items() if name in names}
     keys_of_run = {key: value for key, value in known.items() if not key.startswith(MADE)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FEWER, FOLLOWING, default_envs, of_environment
-from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM, make_named
+from jaxrl_fast.algorithms.registry import CUSTOM, make_named, names_of_algorithms
 from jaxrl_fast.commands.layers import (
     Layer,
     read_checkpoint,
@@ -339,7 +339,7 @@ def options_of(group: str) -> list[str]:
     Returns:
         Names.
     """
-    fixed = {"algo": [*ALGORITHMS, CUSTOM], "placement": [AUTO, *PLACEMENTS]}
+    fixed = {"algo": [*names_of_algorithms(), CUSTOM], "placement": [AUTO, *PLACEMENTS]}
     return fixed[group] if group in fixed else sorted([*envs.SHORT_NAMES, *envs.names_of_suites()])
 
 
@@ -453,7 +453,7 @@ def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
     if name.removesuffix(".name") in schema.GROUPS:
         return f"did you mean {name.removesuffix('.name')}?"
     section = [key for key in keys if key.split(".")[0] == name.split(".")[0]]
-    owners = [f"algo={algo}" for algo in ALGORITHMS if name in algo_keys(algo)]
+    owners = [f"algo={algo}" for algo in names_of_algorithms() if name in algo_keys(algo)]
     if owners:
         return f"it belongs to {' or '.join(owners)}"
     hint = nearest(name, keys)

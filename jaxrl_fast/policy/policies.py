@@ -18,7 +18,7 @@ from flax import serialization
 from jax.tree_util import keystr
 
 from jaxrl_fast.algorithms.multi_agent import spec_of_one
-from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.algorithms.registry import declared_named
 from jaxrl_fast.core import (
     Actions,
     Box,
@@ -252,7 +252,7 @@ def _not_saved(policy: Any) -> ValueError:
 
 
 OwnAlgorithm = AnyAlgorithm | Callable[..., AnyAlgorithm] | None
-"""An algorithm that is not in `ALGORITHMS`, or its factory, which gets the ``options`` of
+"""An algorithm that no package names, or its factory, which gets the ``options`` of
 ``made_by``.
 """
 
@@ -278,7 +278,7 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
     require_devices()
     try:
         spec, made_by = spec_from_json(description["spec"]), description["made_by"]
-        if algorithm is None and made_by["algo"] not in ALGORITHMS:
+        if algorithm is None and declared_named(made_by["algo"]) is None:
             make = made_by["algo"] if "." in made_by["algo"] else "my_package.make"
             raise ValueError(
                 f"this version has no algo={made_by['algo']}, which made the policy: if it is your own, write "
@@ -353,12 +353,18 @@ def built_again(
 
     Returns:
         The agent, and how its networks read images (None without images).
+
+    Raises:
+        ValueError: The algorithm has no name here, and is not given.
     """
     view = view_of(spec)
     # Sizes such as the batch are not stored and do not matter here; their defaults support 64
     # environments.
     if not isinstance(algorithm, AnyAlgorithm):
-        factory = ALGORITHMS[made_by["algo"]] if algorithm is None else algorithm
+        named = declared_named(made_by["algo"])
+        factory = named if algorithm is None else algorithm
+        if factory is None:
+            raise ValueError(f"algo={made_by['algo']} has no name here: hand in the algorithm")
         taken = inspect.signature(
             factory
         ).parameters  # a user's may call one of this package with other options
@@ -393,7 +399,7 @@ def with_sampled_actions(policy: Policy, algorithm: OwnAlgorithm = None) -> Poli
         ValueError: The algorithm has no distribution of actions.
     """
     algo = policy.made_by["algo"]
-    if algo not in SAMPLED and (algorithm is None or algo in ALGORITHMS):
+    if algo not in SAMPLED and (algorithm is None or declared_named(algo) is not None):
         others = ", ".join(SAMPLED)
         raise ValueError(
             f"algo={algo} has no distribution to sample actions from, as {others} have: leave sample=true out"

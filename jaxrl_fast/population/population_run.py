@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.algorithms.registry import declared_named
 from jaxrl_fast.core import require_devices, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
@@ -338,7 +338,7 @@ def space_of_rates(algorithm: AnyAlgorithm, rates: Mapping[str, str]) -> SearchS
         raise ValueError(
             f"rates={rates!r}: write how rates vary, such as {{'learning_rate': 'log:1e-4:1e-2'}}"
         )
-    declared = algo_keys(algorithm.name) if algorithm.name in ALGORITHMS else {}
+    declared = {} if declared_named(algorithm.name) is None else algo_keys(algorithm.name)
     keys = {
         f"algo.{name}": declared.get(f"algo.{name}", Key(Any, None))
         for name in algorithm.hyper._fields

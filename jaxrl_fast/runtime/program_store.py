@@ -2,8 +2,8 @@
 
 The caller provides a store and must include in its keys everything else that a program depends on.
 The structure of a state is saved as JSON, without the modules of its environments: NamedTuples of
-this package are restored as their types, a node of any other type, such as a brax state, as `Other`
-with its children under the same names.
+this package, and of one that brought the run's suite or algorithm, are restored as their types, a
+node of any other type, such as a brax state, as `Other` with its children under the same names.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jax.tree_util import DictKey, GetAttrKey, PyTreeDef, SequenceKey
 
 from jaxrl_fast.core import PyTree
 
-OWN = "jaxrl_fast."
+OWN = ("jaxrl_fast",)
 LEAF = "*"
 
 
@@ -40,11 +40,12 @@ class Other:
         return cls(names, tuple(children))
 
 
-def to_json(tree: PyTree) -> Any:
+def to_json(tree: PyTree, packages: Sequence[str] = OWN) -> Any:
     """Describe the structure of a tree, without its leaves.
 
     Args:
         tree: Tree.
+        packages: Packages whose NamedTuples are named.
 
     Returns:
         Lists and strings for JSON.
@@ -55,22 +56,23 @@ def to_json(tree: PyTree) -> Any:
         return None
     found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     names = [_name(path[0]) for path, _ in found]
-    children = [to_json(child) for _, child in found]
+    children = [to_json(child, packages) for _, child in found]
     kind = type(tree)
     if kind in (tuple, list):
         return [kind.__name__, children]
     if kind is dict:
         return ["dict", names, children]
-    if kind.__module__.startswith(OWN) and issubclass(kind, tuple):
+    if _is_of(kind.__module__, packages) and issubclass(kind, tuple):
         return ["own", f"{kind.__module__}:{kind.__qualname__}", children]
     return ["other", names, children]
 
 
-def from_json(described: Any) -> PyTree:
+def from_json(described: Any, packages: Sequence[str] = OWN) -> PyTree:
     """Build a tree from its description, with True for each leaf.
 
     Args:
         described: Result of `to_json`.
+        packages: Packages that may be imported.
 
     Returns:
         The tree.
@@ -83,18 +85,24 @@ def from_json(described: Any) -> PyTree:
     if described is None:
         return None
     kind, *names, children = described
-    made = tuple(map(from_json, children))
+    made = tuple(from_json(child, packages) for child in children)
     if kind in ("tuple", "list"):
         return made if kind == "tuple" else list(made)
     if kind == "dict":
         return dict(zip(names[0], made, strict=True))
-    return _own(names[0])(*made) if kind == "own" else Other(tuple(names[0]), made)
+    if kind == "own":
+        return _own(names[0], packages)(*made)
+    return Other(tuple(names[0]), made)
 
 
-def _own(place: str) -> type:
-    """Return a NamedTuple of this package by its module and name."""
+def _is_of(module: str, packages: Sequence[str]) -> bool:
+    return module.split(".")[0] in packages
+
+
+def _own(place: str, packages: Sequence[str]) -> type:
+    """Return a NamedTuple of some packages by its module and name."""
     module, _, path = place.partition(":")
-    found: Any = import_module(module) if module.startswith(OWN) else None
+    found: Any = import_module(module) if _is_of(module, packages) else None
     for name in path.split("."):
         found = getattr(found, name, None)
     if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
@@ -159,6 +167,10 @@ class Jit(NamedTuple):
 
 class Store(Protocol):
     """A storage of programs."""
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """Packages whose NamedTuples are in the states of the programs."""
 
     def read(self, name: str, /) -> dict[str, Any] | None:
         """Return the program of a name, or None."""
@@ -240,7 +252,7 @@ def read(store: Store, jit: Jit) -> Traced | None:
     """
     found = store.read(jit.name)
     try:
-        return None if found is None else _from_file(found)
+        return None if found is None else _from_file(found, store.packages)
     except Exception as error:  # JAX's errors on a program of another version vary
         store.refuse(jit.name, f"{type(error).__name__}: {error}")
         return None
@@ -257,7 +269,8 @@ def write(store: Store, jit: Jit, traced: Traced) -> None:
     trees = {"arguments": traced.arguments, "results": traced.results}
     try:
         described = {
-            name: to_json(jax.tree.unflatten(t, range(t.num_leaves))) for name, t in trees.items()
+            name: to_json(jax.tree.unflatten(t, range(t.num_leaves)), store.packages)
+            for name, t in trees.items()
         }
         content = {"exported": bytes(traced.exported.serialize()), **described}
     except (
@@ -273,10 +286,12 @@ def write(store: Store, jit: Jit, traced: Traced) -> None:
     store.write(jit.name, content)
 
 
-def _from_file(found: dict[str, Any]) -> Traced:
+def _from_file(found: dict[str, Any], packages: Sequence[str]) -> Traced:
+    arguments, results = (
+        jax.tree.structure(from_json(found[name], packages)) for name in ("arguments", "results")
+    )
     exported = export.deserialize(bytearray(found["exported"]))
-    structures = (jax.tree.structure(from_json(found[name])) for name in ("arguments", "results"))
-    return Traced(exported, *structures)
+    return Traced(exported=exported, arguments=arguments, results=results)
 
 
 def compile_stored(

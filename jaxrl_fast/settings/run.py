@@ -12,7 +12,7 @@ import jax
 import yaml
 
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM
+from jaxrl_fast.algorithms.registry import CUSTOM, declared_named
 from jaxrl_fast.core import EnvSpec, Made, made_by
 from jaxrl_fast.fields import replaced_functions, types_of
 from jaxrl_fast.learning.algorithm import AnyAlgorithm, DeclaredAlgorithm, declaration_of
@@ -225,7 +225,8 @@ def algo_words(run: Run) -> dict[str, str]:
     Returns:
         ``name``, and ``make`` of a user's, without ``algo.``.
     """
-    return {"name": run.algo} if run.algo in ALGORITHMS else {"name": CUSTOM, "make": run.algo}
+    named = declared_named(run.algo) is not None
+    return {"name": run.algo} if named else {"name": CUSTOM, "make": run.algo}
 
 
 class Environments(Protocol):
@@ -346,8 +347,8 @@ def repeated_by(env: Environments, algorithm: AnyAlgorithm, run: Run) -> str:
 
 def _name_of(declared: DeclaredAlgorithm) -> str:
     cls = type(declared)
-    own = cls.__module__.startswith("jaxrl_fast.")
-    return declared.name if own else f"{cls.__module__}.{cls.__qualname__}"
+    named = declared_named(declared.name) is cls
+    return declared.name if named else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _settings_of(algorithm: AnyAlgorithm) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, get_type_hints
 
-from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of, made_by_user
+from jaxrl_fast.algorithms.registry import declared_named, factory_of, made_by_user
 from jaxrl_fast.core import MAX_SIZE, Number
 from jaxrl_fast.fields import plain_type, ranges_of, texts_of, types_of
 from jaxrl_fast.learning.algorithm import DeclaredAlgorithm
@@ -112,7 +112,8 @@ def texts_of_algorithm(name: str) -> dict[str, str]:
     Returns:
         Descriptions by dotted name.
     """
-    texts = texts_of(ALGORITHMS[name]) if name in ALGORITHMS else {}
+    declared = declared_named(name)
+    texts = {} if declared is None else texts_of(declared)
     return {f"algo.{field}": text.replace("`", "") for field, text in texts.items()}
 
 

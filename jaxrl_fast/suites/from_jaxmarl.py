@@ -273,7 +273,7 @@ def _made(id: str, options: dict[str, Any]) -> Any:
     }
     if unknown := sorted(set(options) - known):  # some constructors ignore unknown arguments
         raise ValueError(
-            f"jaxmarl {id} has no option '{unknown[0]}': write some of {', '.join(sorted(known))}"
+            f"jaxmarl {id} has no option '{unknown[0]}': write one of {', '.join(sorted(known))}"
         )
     return env
 

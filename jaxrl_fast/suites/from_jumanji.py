@@ -191,7 +191,7 @@ def _registered(
                 plain = [name for name, now in known.items() if isinstance(now, int | float | str)]
                 others = sorted({*plain, "episode_length"} - {"time_limit"})
                 raise ValueError(
-                    f"jumanji {id} has no option '{option}': write some of {', '.join(others)}"
+                    f"jumanji {id} has no option '{option}': write one of {', '.join(others)}"
                 )
             check_option(f"env.{option}", value, known[option])
             if type(known[option]) is int and not is_count(value):
