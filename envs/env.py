@@ -21,7 +21,7 @@ import numpy as np
 from jaxrl_fast.core import (
     EnvSpec,
     EpisodeTotals,
-    Made,
+    MadeEnv,
     Metrics,
     PyTree,
     Timestep,
@@ -273,7 +273,7 @@ class VecEnv(NamedTuple):
     step: Callable[[VecState, jax.Array, jax.Array, PyTree, Index], tuple[VecState, Timestep]]
     env: Env | None = None
     sums: Callable[[jax.Array, EpisodeTotals], Metrics] = sum_episodes
-    made: Made | None = None
+    made: MadeEnv | None = None
     steps_per_draw: int = 0
 
 

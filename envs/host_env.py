@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.core import EnvSpec, Made
+from jaxrl_fast.core import EnvSpec, MadeEnv
 
 MAX_STEPS = 2**31
 """Where the step counter of a sampling state, an int32, wraps around to 0."""
@@ -187,4 +187,4 @@ class HostEnv(NamedTuple):
     rollouts: Rollouts | None = None
     on_device: DeviceSteps | None = None
     draws: bool = False
-    made: Made | None = None
+    made: MadeEnv | None = None

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast import envs
-from jaxrl_fast.core import Log, require_devices, require_key, require_vectorized
+from jaxrl_fast.core import Log, MadeEnv, require_devices, require_key, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
@@ -112,7 +112,8 @@ def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     Raises:
         ValueError: Unknown name or option.
     """
-    return envs.make_vec(name, num_envs=num_envs, **options)
+    env = envs.make_vec(name, num_envs=num_envs, **options)
+    return env._replace(made=MadeEnv(name=name, num_envs=num_envs, options=options, result=env))
 
 
 @checks_numbers(RANGES)

@@ -14,7 +14,7 @@ part in the next step.
 import math
 import operator
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -187,33 +187,34 @@ class EnvSpec(NamedTuple):
     metrics: dict[str, str] = NO_KINDS
 
 
-class Made(NamedTuple):
-    """How an environment or an algorithm was made.
+class MadeEnv(NamedTuple):
+    """The arguments with which `jaxrl_fast.make_env` made an environment.
 
     Attributes:
-        name: Name of the function.
-        arguments: All its arguments by name, defaults included; without functions that are
-            defaults.
-        result: Its result. What differs from it was changed since, and the arguments do not make it
-            again.
+        name: Short name, suite or ``custom``.
+        num_envs: Number of environments per seed.
+        options: Options of the environment, and of its pool.
+        result: The environment. What differs from it was changed since, and the arguments do not
+            make it again.
     """
 
     name: str
-    arguments: dict[str, Any]
+    num_envs: int
+    options: Mapping[str, Any]
     result: Any
 
 
-def made_by(result: Any) -> Made | None:
-    """Return how an environment or an algorithm was made.
+def made_by(env: Any) -> MadeEnv | None:
+    """Return the arguments with which an environment was made.
 
     Args:
-        result: Environment or algorithm with a field ``made``.
+        env: Environment with a field ``made``.
 
     Returns:
         None if it was made in another way, or changed since.
     """
-    made = result.made
-    is_same = made is not None and all(map(operator.is_, result._replace(made=None), made.result))
+    made = env.made
+    is_same = made is not None and all(map(operator.is_, env._replace(made=None), made.result))
     return made if is_same else None
 
 

@@ -1,6 +1,5 @@
 """Named optimizers, schedules of hyper-parameters, and gradient clipping by the global norm."""
 
-import inspect
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_fast.core import MAX_SIZE, Made, Number, PyTree, as_number, as_whole
+from jaxrl_fast.core import MAX_SIZE, Number, PyTree, as_number, as_whole
 from jaxrl_fast.system import path_of
 
 SLICES, FEW = 16, 2**12
@@ -325,8 +324,6 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
     """Make a decorator that checks a function's arguments: numbers, choices (`check_choice`) and
     functions.
 
-    An environment or an algorithm that the function returns stores all arguments.
-
     Args:
         declared: Range of each argument; None to read its annotations.
 
@@ -351,37 +348,11 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
                 for name in given
                 if name in ranges
             }
-            made = function(*args, **given)
-            return with_arguments(made, function, args, given) if hasattr(made, "made") else made
+            return function(*args, **given)
 
         return cast(Factory, checked)
 
     return decorate
-
-
-def with_arguments(
-    result: Any, function: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
-) -> Any:
-    """Record how an environment or an algorithm was made.
-
-    Args:
-        result: Environment or algorithm, with a field ``made``.
-        function: Function that made it.
-        args: Positional arguments.
-        given: Keyword arguments.
-
-    Returns:
-        The environment or algorithm.
-    """
-    bound = inspect.signature(function).bind(*args, **given)
-    bound.apply_defaults()
-    defaults = {name: one.default for name, one in bound.signature.parameters.items()}
-    words = {
-        n: value
-        for n, value in bound.arguments.items()
-        if not (callable(value) and value is defaults[n])
-    }
-    return result._replace(made=Made(function.__name__, words, result._replace(made=None)))
 
 
 def one_of(choices: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import yaml
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import CUSTOM, declared_named
-from jaxrl_fast.core import EnvSpec, Made, made_by
+from jaxrl_fast.core import EnvSpec, MadeEnv, made_by
 from jaxrl_fast.fields import replaced_functions, types_of
 from jaxrl_fast.learning.algorithm import AnyAlgorithm, DeclaredAlgorithm, declaration_of
 from jaxrl_fast.learning.datasets import Dataset
@@ -241,7 +241,7 @@ class Environments(Protocol):
         """Description of one of them."""
 
     @property
-    def made(self) -> Made | None:
+    def made(self) -> MadeEnv | None:
         """How `jaxrl_fast.make_env` made them; None if another function did."""
 
 
@@ -269,12 +269,12 @@ def of_program(
         there are any (`repeated_by`).
     """
     made, declared = made_by(env), declaration_of(algorithm)
-    env_words = _words(made.arguments["options"]) if made is not None else {}
+    env_words = _words(made.options) if made is not None else {}
     pool_words, num_seeds = env_words.pop("pool", {}), env_words.pop("num_seeds", 1)
     algo_words = _settings_of(algorithm if declared is None else declared)
     precision = algo_words.pop("precision", "f32")
-    name = made.arguments["name"] if made is not None else env.spec.name
-    num_envs = made.arguments["num_envs"] if made is not None else env.num_envs
+    name = made.name if made is not None else env.spec.name
+    num_envs = made.num_envs if made is not None else env.num_envs
     return Run(
         env=name,
         env_options=env_words,
