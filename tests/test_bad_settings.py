@@ -392,7 +392,7 @@ FILES = {
     "no YAML": (b"a: [1\nb: 2\n", "config=mine.yaml is not YAML"),
     "binary": (bytes(range(256)), "config=mine.yaml is not YAML"),
     "too deep": (b"a: " + b"[" * 2000 + b"]" * 2000, "config=mine.yaml is not YAML"),
-    "a key twice": (b"seed: 1\nseed: 2\n", "found duplicate key seed"),
+    "a key twice": (b"seed: 1\nseed: 2\n", "duplicate key seed: write it once"),
     "code": (b"seed: !!python/object/apply:os.mkdir [ran]\n", "config=mine.yaml is not YAML"),
     "a list": (b"- 1\n", "config=mine.yaml: write keys and values, such as seed: 3"),
     "a number": (b"3\n", "config=mine.yaml: write keys and values, such as seed: 3"),

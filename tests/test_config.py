@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 import jaxrl_fast as jf
 from jaxrl_fast import Cosine, Linear, envs
@@ -20,6 +19,7 @@ from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.plugins import SUITES
+from jaxrl_fast.settings.files import read_yaml
 from jaxrl_fast.settings.run import Run, flat_settings, make_graph_options, to_yaml
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, command_line, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
@@ -77,7 +77,7 @@ def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     )
     run = compose([*words, f"algo={algo}"])
     assert run.tuned_file == f"tuned/{path.name}"
-    asked = OmegaConf.to_container(OmegaConf.load(path))
+    asked = read_yaml(path)
     algo_options = {key: plain(run.algo_options[key]) for key in asked["algo"]}
     keys = algo_keys(algo)
     assert algo_options == {
@@ -130,10 +130,10 @@ def test_an_id_of_a_family_may_have_an_algorithm_of_its_own_unless_one_is_named(
 
 
 def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: Path):
-    tuned = OmegaConf.load(CONFIG_DIR / "tuned" / "pendulum_sac.yaml").algo
+    tuned = read_yaml(CONFIG_DIR / "tuned" / "pendulum_sac.yaml")["algo"]
     schema = {key: value.default for key, value in algo_keys("sac").items()}
-    assert tuned.batch_size != 64
-    assert tuned.learning_rate != schema["algo.learning_rate"]
+    assert tuned["batch_size"] != 64
+    assert tuned["learning_rate"] != schema["algo.learning_rate"]
     file = tmp_path / "mine.yaml"
     file.write_text("algo:\n  learning_rate: 0.5\n  batch_size: 32\n")
 
@@ -145,7 +145,7 @@ def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: P
         [*words, "algo.learning_rate=0.25", f"config={file}"],
     ]
     rates = [compose(layer).algo_options["learning_rate"] for layer in layers]
-    assert rates == [schema["algo.learning_rate"], tuned.learning_rate, 0.5, 0.25]
+    assert rates == [schema["algo.learning_rate"], tuned["learning_rate"], 0.5, 0.25]
     assert compose(layers[0]).tuned_file is None
     assert compose(layers[-1]).algo_options["batch_size"] == 32
 

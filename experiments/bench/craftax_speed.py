@@ -28,13 +28,13 @@ STEPS = ITERATIONS * 64 * 64
 def ours() -> None:
     """Serve repeats of our train step with the tuned settings of this environment."""
     import jax
-    from omegaconf import OmegaConf
 
     import jaxrl_fast as jf
+    from jaxrl_fast.settings.files import read_yaml
 
     env = jf.make_env("craftax", id=ID, num_envs=64)
     tuned = Path(jf.__file__).parent / "config" / "tuned" / f"craftax_{ID}_ppo.yaml"
-    settings: Any = OmegaConf.to_container(OmegaConf.load(tuned))
+    settings = read_yaml(tuned)
     init, step = jf.make_train_step(env, jf.ppo(**settings["algo"]), total_steps=10**6)
     serve_scan(jax.jit(init)(jax.random.key(0)), lambda state: step(state)[0])
 

@@ -21,7 +21,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
 
 from jaxrl_fast import envs
@@ -374,15 +373,9 @@ def _entry(label: str, key: Key) -> list[str]:
 
 
 def _values(word: str) -> list[str]:
-    override = parse_word(word)
-    if not override.is_sweep_override():
-        return [word]
-    try:
-        return [f"{word.partition('=')[0]}={value}" for value in override.sweep_string_iterator()]
-    except HydraException:
-        raise ConfigError(
-            f"{word}: write the values of a sweep with commas, as in seed=1,2,3"
-        ) from None
+    several = parse_word(word).several
+    key = word.partition("=")[0]
+    return [word] if several is None else [f"{key}={value}" for value in several]
 
 
 def _run_job(words: list[str]) -> int:

@@ -4,12 +4,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from jaxrl_fast.algorithms.registry import declared_named
 from jaxrl_fast.settings import schema
+from jaxrl_fast.settings.files import read_yaml
 from jaxrl_fast.settings.run import MADE, REPEATABLE
 from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
@@ -132,17 +129,13 @@ def read_file(path: Any) -> Layer:
     if path is None:
         return Layer("", {})
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(str(path)))
+        tree = read_yaml(Path(str(path)))
     except OSError as error:
-        if error.strerror is None:  # raised by OmegaConf: the file contains a number or a text
-            raise ConfigError(f"config={path}: write keys and values, such as seed: 3") from None
         raise ConfigError(
             f"config={path}: {error.strerror}; write the path of a config.yaml"
         ) from None
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
+    except ValueError as error:
+        raise ConfigError(f"config={path}{error}") from None
     if "resume" in tree:
         raise ConfigError(f"{path}: resume works on the command line only: write it there")
     return Layer(f"{path}: ", schema.by_dotted_key(tree))
@@ -185,8 +178,5 @@ def tuned_settings(env: str, id: str | None, algo: str) -> Layer:
     for name in (*own, f"{env}_{algo}.yaml"):
         path = CONFIG_DIR / "tuned" / name
         if path.exists():
-            return Layer(
-                f"config/tuned/{name}: ",
-                schema.flatten(OmegaConf.to_container(OmegaConf.load(path))),
-            )
+            return Layer(f"config/tuned/{name}: ", schema.flatten(read_yaml(path)))
     return Layer("", {})

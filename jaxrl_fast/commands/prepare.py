@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import jax
-from omegaconf import OmegaConf
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
@@ -34,6 +33,7 @@ from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel
 from jaxrl_fast.settings import machine
+from jaxrl_fast.settings.files import read_yaml
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
 from jaxrl_fast.settings.run import Run, algo_words, complete_pool, flat_settings, to_yaml
 from jaxrl_fast.settings.schema import command_line, named_again
@@ -439,8 +439,7 @@ def reference_of(run: Run) -> dict[str, Any] | None:
     Returns:
         ``return`` and ``source``, or None.
     """
-    known: Any = OmegaConf.to_container(OmegaConf.load(REFERENCES))
-    return known.get(env_name(run))
+    return read_yaml(REFERENCES).get(env_name(run))
 
 
 def print_opening(run: Run, chosen: str, folder: Path) -> None:

@@ -114,7 +114,10 @@ def read_draw(key: str, text: str, declared: Key) -> Draw:
     if "" in parts or rest.count("[") != rest.count("]"):
         missing = "a value" if "" in parts else "a bracket"
         raise ConfigError(f"{PREFIX}{key}={text}: {missing} is missing: write {FORM}")
-    values = tuple(read_value(key, parse_word(f"{key}={part}").value(), declared) for part in parts)
+    given = [parse_word(f"{key}={part}") for part in parts]
+    if any(word.several is not None for word in given):
+        raise ConfigError(f"{PREFIX}{key}={text}: write {FORM}")
+    values = tuple(read_value(key, word.value, declared) for word in given)
     if kind in RANGES:
         _check_range(key, text, kind, values)
     elif any(isinstance(value, Schedule) for value in values):

@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Literal,
     NamedTuple,
@@ -39,10 +38,8 @@ from jaxrl_fast.numerics.optimizers import (
     numbers_of,
     one_of,
 )
+from jaxrl_fast.settings.words import Word, parts_of
 from jaxrl_fast.system import CODE, names_code
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
 
 MAX_SEED = 2**32 - 1
 """JAX uses only the lowest 32 bits of a larger seed."""
@@ -687,33 +684,29 @@ def read_word(word: str) -> tuple[str, Any]:
         Key and value.
 
     Raises:
-        ConfigError: It has no key, no value or several values, or Hydra cannot parse it.
+        ConfigError: It has no key, no value or several values, or is not of the grammar of `words`.
     """
-    override = parse_word(word)
-    if override.is_sweep_override():
+    parts = parse_word(word)
+    if parts.several is not None:
         raise ConfigError(f"{word}: several values start several runs: add --multirun")
-    return str(override.key_or_group), override.value()
+    return parts.key, parts.value
 
 
 PLAIN_TEXT = re.compile(r"[\w./:@%+~ -]+")
 
 
-def parse_word(word: str) -> "Override":
-    """Parse an argument of the command line with Hydra; it may be a sweep.
+def parse_word(word: str) -> Word:
+    """Parse an argument of the command line; it may be a sweep.
 
     Args:
         word: Argument ``key=value``.
 
     Returns:
-        Hydra's override.
+        Its parts; an option of an environment's own, ``+env.x``, has the key ``env.options.x``.
 
     Raises:
-        ConfigError: It has no key or no value, or Hydra cannot parse it.
+        ConfigError: It has no key or no value, or is not of the grammar of `words`.
     """
-    # Imported here because training reads the declarations, and `jaxrl_fast.learn` needs no Hydra.
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     key, equals, value = word.partition("=")
     if word.startswith("~"):
         raise ConfigError(
@@ -725,18 +718,20 @@ def parse_word(word: str) -> "Override":
         )
     if not value.strip():
         raise ConfigError(f"{word} has no value: write it after the equals sign, without a space")
+    # other letters than English ones need quotes only where they are not the whole value
+    plain = not value.isascii() and PLAIN_TEXT.fullmatch(value)
     try:
-        # Hydra takes other letters in quotes only
-        plain = not value.isascii() and PLAIN_TEXT.fullmatch(value)
-        override = OverridesParser.create().parse_override(f"{key}='{value}'" if plain else word)
-    except HydraException:
-        raise ConfigError(f"cannot read '{word}': quote the value, as in \"{key}='...'\"") from None
-    if override.package is not None:
+        parts = parts_of(f"{key}='{value}'" if plain else word)
+    except ValueError:
+        called = re.match(r"\w+[ \t]*\(.*\)", value)
+        instead = (
+            ", and write the values of a sweep with commas, as in seed=1,2,3" if called else ""
+        )
+        raise ConfigError(
+            f"cannot read '{word}': quote the value, as in \"{key}='...'\"{instead}"
+        ) from None
+    if parts.package is not None:
         raise ConfigError(f"cannot read '{word}': write key=value, without '@'")
-    if (
-        override.is_add()
-        and str(override.key_or_group).startswith("env.")
-        and override.key_or_group not in run_keys()
-    ):
-        override.key_or_group = f"env.options.{override.key_or_group.removeprefix('env.')}"
-    return override
+    if parts.plus == "+" and parts.key.startswith("env.") and parts.key not in run_keys():
+        return parts._replace(key=f"env.options.{parts.key.removeprefix('env.')}")
+    return parts
