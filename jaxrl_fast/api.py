@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast import envs
+from jaxrl_fast.assembly import bind, build_graph, make_job
 from jaxrl_fast.core import Log, require_devices, require_key, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -23,7 +24,7 @@ from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.datasets import Dataset
 from jaxrl_fast.learning.io_callback_env import make_bridge
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
-from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, bind, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.numerics.optimizers import checks_numbers, schedules
 from jaxrl_fast.policy.policies import Policy
@@ -54,7 +55,7 @@ from jaxrl_fast.training.callbacks import (
 )
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts, restore, snapshot
 from jaxrl_fast.training.episodes import Evaluate, make_periodic_evaluation
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.loop import Trained, run_job
 from jaxrl_fast.training.run_folder import locked
 from jaxrl_fast.views.listeners import make_listeners

@@ -14,6 +14,7 @@ import jax
 from rich.console import Console
 
 from jaxrl_fast import IMPORT_START_S
+from jaxrl_fast.assembly import make_job
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.env_cache import store_of
 from jaxrl_fast.commands.prepare import (
@@ -49,7 +50,7 @@ from jaxrl_fast.training.callbacks import (
 )
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger

@@ -26,7 +26,8 @@ from describe import machine, versions
 
 from jaxrl_fast.core import Transition
 from jaxrl_fast.learning.algorithm import Prioritize
-from jaxrl_fast.learning.prioritized_replay import Feedback, prioritized_source
+from jaxrl_fast.learning.feedback import Feedback
+from jaxrl_fast.learning.prioritized_replay import prioritized_source
 from jaxrl_fast.learning.replay import ring_buffer
 
 RESULTS = Path(__file__).parent.parent / "results" / "replay_speed.json"

@@ -3,7 +3,7 @@ the updates.
 
 A factory such as `jaxrl_fast.ppo` makes an `Algorithm` independently of an environment.
 ``build(spec, num_envs)`` returns its `Agent` for one environment, or raises if the algorithm does
-not support the environment. `run_graph.bind` does everything else for all algorithms:
+not support the environment. `assembly.bind` does everything else for all algorithms:
 normalization, frame stacks, replay, n-step returns, recurrent memory. Losses run networks over the
 sequences of a batch with the functions at the end of this file, recurrent or not.
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl_fast.core import Extras, PyTree, Transition, is_image
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.envs.pool.rolling import ActProgram, Given, RolloutPlan, segments_of
+from jaxrl_fast.envs.recording import HostRecord, as_rollout
 from jaxrl_fast.learning.act_split import (
     Split,
     When,
@@ -28,9 +29,7 @@ from jaxrl_fast.learning.act_split import (
 )
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.host_sampling import (
-    HostRecord,
     HostSamplerState,
-    as_rollout,
     begin,
     env_axis,
     host_fragment,

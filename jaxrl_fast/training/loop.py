@@ -14,13 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_fast.core import Log
+from jaxrl_fast.core import Log, Metrics
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.host_sampling import print_events_after
-from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.callback_errors import reraise_callback_error
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY
 from jaxrl_fast.system import replace_file
@@ -136,6 +135,29 @@ def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
     if folder is not None:
         write_summary(folder.path, summary)
     return programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary
+
+
+def print_events_after(
+    run: programs.RunChunk, env: HostEnv, log: Callable[[str], None]
+) -> programs.RunChunk:
+    """Wrap a chunk to log the environments' events after each call.
+
+    Args:
+        run: Compiled chunk.
+        env: Host environments with events (`HostEnv.events`).
+        log: Receives each message.
+
+    Returns:
+        The wrapped chunk.
+    """
+
+    def call(state: TrainState) -> tuple[TrainState, Metrics]:
+        result = run(state)
+        for line in env.events():
+            log(line)
+        return result
+
+    return call
 
 
 def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
