@@ -20,13 +20,13 @@ from jaxrl_fast.assembly import bind, build_graph, make_job
 from jaxrl_fast.core import Log, require_devices, require_key, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.hosts.io_callback_env import make_bridge
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.datasets import Dataset
-from jaxrl_fast.learning.io_callback_env import make_bridge
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.numerics.optimizers import checks_numbers, schedules
+from jaxrl_fast.offline.datasets import Dataset
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState

@@ -15,17 +15,15 @@ import jax
 from jaxrl_fast.core import EnvSpec, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.hosts.io_callback_env import Bridge, check_placement, in_graph
+from jaxrl_fast.hosts.sampler import host_sampler
 from jaxrl_fast.learning.acting import BoundAgent, uniform_first
 from jaxrl_fast.learning.algorithm import AnyAlgorithm, OnPolicy, require_positive
 from jaxrl_fast.learning.averaging import several_learners
 from jaxrl_fast.learning.flat_params import make_learning
 from jaxrl_fast.learning.frame_stack import stacked_on_policy
-from jaxrl_fast.learning.host_sampler import host_sampler
-from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, from_rollouts, on_policy_experience
-from jaxrl_fast.learning.observing import acting_of, view_of
-from jaxrl_fast.learning.off_policy import from_replay
-from jaxrl_fast.learning.offline import Recorded, read_recorded, starting_offline, with_data
+from jaxrl_fast.learning.observation_view import acting_of, view_of
 from jaxrl_fast.learning.run_graph import (
     GraphOptions,
     bound_agent,
@@ -45,6 +43,8 @@ from jaxrl_fast.learning.run_graph import (
 from jaxrl_fast.learning.transforms import transformed
 from jaxrl_fast.learning.updates import Learners, one_learner
 from jaxrl_fast.numerics.normalization import normalizes
+from jaxrl_fast.offline.recorded import Recorded, read_recorded, starting_offline, with_data
+from jaxrl_fast.replay.off_policy import from_replay
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import NOT_SHARDED, Fragment, Graph, ShardingAxes

@@ -14,7 +14,7 @@ from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.envs.host_env import HostEnv, HostStep
-from jaxrl_fast.learning.io_callback_env import BridgeError, make_bridge
+from jaxrl_fast.hosts.io_callback_env import BridgeError, make_bridge
 from jaxrl_fast.learning.rollout import start, unroll
 from jaxrl_fast.learning.updates import init_learned
 from jaxrl_fast.runtime import placements

@@ -30,8 +30,8 @@ import jaxrl_fast as jf
 from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.core import EpisodeTotals
-from jaxrl_fast.learning.replay import RingState
 from jaxrl_fast.policy.policies import make_policy, params_template, with_sampled_actions
+from jaxrl_fast.replay.buffers import RingState
 from jaxrl_fast.settings.run import to_yaml
 from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training.checkpoints import all_steps, read_description

@@ -20,7 +20,9 @@ from jaxrl_fast.learning.feedback import (
     empty_feedback,
     make_feedback,
 )
-from jaxrl_fast.learning.prioritized_replay import (
+from jaxrl_fast.learning.run_graph import GraphOptions
+from jaxrl_fast.replay.buffers import Window, ring_buffer
+from jaxrl_fast.replay.prioritized import (
     SMALLEST,
     Priorities,
     add_priorities,
@@ -31,8 +33,6 @@ from jaxrl_fast.learning.prioritized_replay import (
     sum_tree,
     update_priorities,
 )
-from jaxrl_fast.learning.replay import Window, ring_buffer
-from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime.graph import init, tick
 
 G, SLOTS, ENVS = 2, 6, 3

@@ -25,17 +25,11 @@ from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.envs.pool.codec import facts_dtype
 from jaxrl_fast.envs.pool.rolling import add_up_rollout, segments_of
 from jaxrl_fast.envs.pool.stepping import PoolError
-from jaxrl_fast.learning.act_split import (
-    When,
-    environment_axes,
-    require_apart,
-    run_operations,
-    split,
-)
+from jaxrl_fast.hosts.act_split import When, environment_axes, require_apart, run_operations, split
+from jaxrl_fast.hosts.numpy_source import Unsupported, to_numpy
+from jaxrl_fast.hosts.worker_sampling import by_seed, in_rows
 from jaxrl_fast.learning.algorithm import Learned
-from jaxrl_fast.learning.numpy_source import Unsupported, to_numpy
 from jaxrl_fast.learning.run_graph import GraphOptions, init_params, init_statistics
-from jaxrl_fast.learning.worker_sampling import by_seed, in_rows
 from jaxrl_fast.numerics.optimizers import resolve
 from jaxrl_fast.runtime import placements
 from jaxrl_fast.runtime import program as programs

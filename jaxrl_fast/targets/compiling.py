@@ -10,8 +10,8 @@ import jax
 from jaxrl_fast.assembly import build_graph, with_own_data
 from jaxrl_fast.commands.prepare import taught_algorithm
 from jaxrl_fast.commands.run_config import make_envs, with_defaults
+from jaxrl_fast.hosts.io_callback_env import check_placement, in_graph
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import LEARNING, REPLAY, SAMPLING, Placement, place_on

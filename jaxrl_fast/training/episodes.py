@@ -15,7 +15,7 @@ from jaxrl_fast.core import EpisodeTotals, PyTree, require_key, require_vectoriz
 from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.envs.episode_metrics import by_metric, values_of
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep, as_one_group
-from jaxrl_fast.envs.recording import HostRecord
+from jaxrl_fast.envs.host_rollout import HostRecord
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.policy.policies import (

@@ -29,7 +29,7 @@ MAX_CHUNK_FRAMES = 524_288
 
 
 MAX_ENV_STEPS = 2**30
-"""Most steps of one environment; counters of 32 bits hold twice as many (`image_replay` counts
+"""Most steps of one environment; counters of 32 bits hold twice as many (`replay.images` counts
 resets, too).
 """
 

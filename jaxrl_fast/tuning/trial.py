@@ -27,9 +27,9 @@ from jaxrl_fast.commands.run_config import make_envs, with_defaults
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.hosts.io_callback_env import in_graph
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.io_callback_env import in_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain
 from jaxrl_fast.runtime.graph import Graph, TrainState

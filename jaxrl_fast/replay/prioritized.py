@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Metrics, PyTree, Transition
 from jaxrl_fast.learning.algorithm import Prioritize
 from jaxrl_fast.learning.feedback import Feedback, Places
-from jaxrl_fast.learning.replay import Buffer, Sampled, Source, Window, window_range
+from jaxrl_fast.replay.buffers import Buffer, Sampled, Source, Window, window_range
 
 SMALLEST = 1e-6
 """Added to every priority, so that every sequence can be sampled again."""

@@ -2,8 +2,8 @@
 
 from jaxrl_fast.core import Transition
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.hosts.sampling import arrival_sample_fragment, host_sample_fragment
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_sample_fragment
 from jaxrl_fast.runtime.graph import Fragment
 
 
@@ -21,6 +21,6 @@ def host_sampler(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) ->
     make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
     if env.bridge == "worker":
         # needs gymnasium
-        from jaxrl_fast.learning.worker_sampling import worker_sample_fragment as make_sample
+        from jaxrl_fast.hosts.worker_sampling import worker_sample_fragment as make_sample
 
     return make_sample(env, agent, rollout_shapes)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals, Extras, Metrics, PyTree, Transition, select
 from jaxrl_fast.envs.env import no_totals, sum_episodes
 from jaxrl_fast.envs.host_env import MAX_STEPS, DeviceStep, DeviceSteps, HostEnv, HostStep
-from jaxrl_fast.envs.recording import HostRecord, Recording, as_rollout
+from jaxrl_fast.envs.host_rollout import HostRecord, Recording, as_rollout
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.rollout import first_nonfinite
 from jaxrl_fast.numerics.normalization import normalize

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.learning.algorithm import Agent, Peers, Replay, require_positive
 from jaxrl_fast.learning.frame_stack import Tabled, View, take_tabled
-from jaxrl_fast.learning.image_replay import image_buffer
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, Batching, Experience, take_batch
-from jaxrl_fast.learning.prioritized_replay import prioritized_source
-from jaxrl_fast.learning.relabeling import hindsight_buffer, hindsight_source
-from jaxrl_fast.learning.replay import (
+from jaxrl_fast.numerics.normalization import Statistics, scale_experience
+from jaxrl_fast.replay.buffers import (
     Buffer,
     Source,
     Window,
@@ -23,7 +21,9 @@ from jaxrl_fast.learning.replay import (
     uniform_source,
     window_length,
 )
-from jaxrl_fast.numerics.normalization import Statistics, scale_experience
+from jaxrl_fast.replay.images import image_buffer
+from jaxrl_fast.replay.prioritized import prioritized_source
+from jaxrl_fast.replay.relabeling import hindsight_buffer, hindsight_source
 
 MakeSource = Callable[[Buffer, int, int, Window], Source]
 """(buffer of the run's own steps; steps of a tick over all environments; windows of each shard in a
@@ -99,7 +99,7 @@ def off_policy_experience(
         The minibatches, with a replay buffer as state.
 
     Raises:
-        ValueError: Sizes do not match (`check_sizes`, `replay.ring_buffer`), or images shall be
+        ValueError: Sizes do not match (`check_sizes`, `buffers.ring_buffer`), or images shall be
             relabeled.
     """
     check_sizes(agent, data, num_envs)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_fast.hosts.act_split import Operation, Split, Value, When, run_operations
 from jaxrl_fast.jaxprs import einsum_formula
-from jaxrl_fast.learning.act_split import Operation, Split, Value, When, run_operations
 
 
 class Unsupported(ValueError):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import PyTree, Transition, stable_hash
 from jaxrl_fast.learning.algorithm import Relabel
 from jaxrl_fast.learning.minibatches import by_shard
-from jaxrl_fast.learning.replay import (
+from jaxrl_fast.replay.buffers import (
     Buffer,
     RingState,
     Sampled,
@@ -39,7 +39,7 @@ def hindsight_buffer(buffer: Buffer) -> Buffer:
     """Add the distance to the last stored step of the same episode to a buffer.
 
     Args:
-        buffer: Buffer of `replay.ring_buffer`.
+        buffer: Buffer of `buffers.ring_buffer`.
 
     Returns:
         The buffer; its windows have their positions in ``at``.

@@ -19,13 +19,14 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition, is_image, stable_hash
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.envs.recording import no_steps
+from jaxrl_fast.envs.host_rollout import no_steps
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Agent, AnyAlgorithm, OnPolicy, declaration_of
 from jaxrl_fast.learning.data import NEXT_ACTION
-from jaxrl_fast.learning.datasets import Dataset, load_dataset, steps_in, usable
 from jaxrl_fast.learning.imitation import TEACHER
-from jaxrl_fast.learning.replay import (
+from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
+from jaxrl_fast.offline.datasets import Dataset, load_dataset, steps_in, usable
+from jaxrl_fast.replay.buffers import (
     Buffer,
     RingState,
     Sampled,
@@ -34,8 +35,7 @@ from jaxrl_fast.learning.replay import (
     Window,
     gather_windows,
 )
-from jaxrl_fast.learning.replay import uniform_source as uniform
-from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
+from jaxrl_fast.replay.buffers import uniform_source as uniform
 from jaxrl_fast.runtime.graph import Channels, Fragment, step_of
 
 
