@@ -39,7 +39,6 @@ from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, argument_ranges
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
-    Calls,
     OnCheckpoint,
     OnEpisodeEnd,
     OnEval,
@@ -51,8 +50,8 @@ from jaxrl_fast.training.callbacks import (
     Tell,
     stopping_at_ctrl_c,
     to_stderr,
-    with_callbacks,
 )
+from jaxrl_fast.training.calls import Calls, with_callbacks
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts, restore, snapshot
 from jaxrl_fast.training.episodes import Evaluate, make_periodic_evaluation
 from jaxrl_fast.training.job import Job

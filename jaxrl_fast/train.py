@@ -40,14 +40,8 @@ from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 from jaxrl_fast.settings.run import Run, algo_words, flat_settings
 from jaxrl_fast.settings.schema import named_again
-from jaxrl_fast.training.callbacks import (
-    Calls,
-    StopSignal,
-    Tell,
-    describe_reached,
-    reached,
-    with_callbacks,
-)
+from jaxrl_fast.training.callbacks import StopSignal, Tell, describe_reached, reached
+from jaxrl_fast.training.calls import Calls, with_callbacks
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
 from jaxrl_fast.training.job import Job

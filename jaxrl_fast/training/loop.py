@@ -24,7 +24,8 @@ from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training import checkpoints, find_nan, resuming
-from jaxrl_fast.training.callbacks import Calls, Row
+from jaxrl_fast.training.callbacks import Row
+from jaxrl_fast.training.calls import Calls
 from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
 from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation, tell_limit
 from jaxrl_fast.training.evaluations import Evaluations
@@ -409,7 +410,11 @@ def open_folder(
                 replace_file(path / "config.yaml", job.config)
             calls = calls._replace(tell=folder.tell)
             checkpoints.remove_stale(path / FOLDER, after=resume_at)
-        saver = Checkpointer(path / FOLDER, asked, settings, refills, calls) if asked.keep else None
+        saver = (
+            Checkpointer(path / FOLDER, asked, settings, refills, calls.tell, calls.on_checkpoint)
+            if asked.keep
+            else None
+        )
         if saver is not None and own and resumed:
             saver.newest = resumed.description.path
         yield folder, saver and stack.enter_context(saver)
