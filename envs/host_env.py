@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.core import EnvSpec, Made
+from jaxrl_fast.envs.rollout_plan import RolloutPlan
 
 MAX_STEPS = 2**31
 """Where the step counter of a sampling state, an int32, wraps around to 0."""
@@ -100,7 +101,7 @@ class Rollouts(NamedTuple):
     """Whole rollouts where the environments are stepped (``pool.bridge=worker``).
 
     Attributes:
-        load: ``(plan) -> arrays by name``, prepares the processes for a `pool.rolling.RolloutPlan`,
+        load: ``(plan) -> arrays by name``, prepares the processes for a plan,
             whose ``fields`` it completes, and returns the shared arrays.
         roll: Makes a rollout from the shared arrays; its results are in them afterwards.
         parts: Rows of each process.
@@ -108,11 +109,11 @@ class Rollouts(NamedTuple):
         plan: Returns the plan that was loaded last, or None.
     """
 
-    load: Callable[[Any], dict[str, np.ndarray]]
+    load: Callable[[RolloutPlan], dict[str, np.ndarray]]
     roll: Callable[[], None]
     parts: tuple[slice, ...]
     log: Callable[[str], None]
-    plan: Callable[[], Any]
+    plan: Callable[[], RolloutPlan | None]
 
 
 class HostEnv(NamedTuple):

@@ -33,8 +33,8 @@ from jaxrl_fast.commands.prepare import (
 from jaxrl_fast.core import is_image
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.imitation import TEACHER
 from jaxrl_fast.policy.policies import Policy, save_policy
+from jaxrl_fast.policy.teacher import TEACHER
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom

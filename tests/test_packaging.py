@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learning": {"core", "numerics", "fields", "networks", "envs", "runtime"},
     "replay": {"core", "numerics", "learning"},
     "algorithms": {*BASE, "fields", "spaces", "networks", "learning"},
-    "policy": {*BASE, "jaxprs", "spaces", "learning", "algorithms"},
+    "policy": {*BASE, "jaxprs", "spaces", "networks", "learning", "algorithms"},
     "settings": {
         *BASE,
         "plugins",
@@ -227,7 +227,6 @@ OPTIONAL = {
     "averaging",
     "flat_params",
     "frame_stack",
-    "imitation",
     "observation_view",
     "transforms",
 }

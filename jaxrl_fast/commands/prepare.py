@@ -26,9 +26,9 @@ from jaxrl_fast.commands.run_config import (
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.imitation import TEACHER, with_teacher
 from jaxrl_fast.learning.run_graph import Overlap
 from jaxrl_fast.policy.policies import Policy, load_policy
+from jaxrl_fast.policy.teacher import TEACHER, with_teacher
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel

@@ -17,7 +17,8 @@ import numpy as np
 from jaxrl_fast.core import Extras, PyTree, Transition, is_image
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.envs.host_rollout import HostRecord, as_rollout
-from jaxrl_fast.envs.pool.rolling import ActProgram, Given, RolloutPlan, segments_of
+from jaxrl_fast.envs.pool.rolling import segments_of
+from jaxrl_fast.envs.rollout_plan import ActProgram, Given, RolloutPlan
 from jaxrl_fast.hosts.act_split import (
     Split,
     When,

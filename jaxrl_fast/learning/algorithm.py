@@ -321,7 +321,7 @@ class Agent(NamedTuple):
             None for no bound but the clip of single rewards.
         transform: Changes rollouts before they are stored; None for no change.
         outputs_of: Picks the outputs of a policy of discrete actions from the outputs by part, for
-            `imitation`; None if there is no such policy.
+            `policy.teacher`; None if there is no such policy.
     """
 
     parts: dict[str, Part]

@@ -23,9 +23,9 @@ from jaxrl_fast.envs.host_rollout import no_steps
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Agent, AnyAlgorithm, OnPolicy, declaration_of
 from jaxrl_fast.learning.data import NEXT_ACTION
-from jaxrl_fast.learning.imitation import TEACHER
 from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
 from jaxrl_fast.offline.datasets import Dataset, load_dataset, steps_in, usable
+from jaxrl_fast.policy.teacher import TEACHER
 from jaxrl_fast.replay.buffers import (
     Buffer,
     RingState,
