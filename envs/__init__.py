@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_fast.envs.errors import EnvFailed as EnvFailed
+from jaxrl_fast.envs.errors import RuleBroken as RuleBroken
 from jaxrl_fast.plugins import NONE, REFUSED_SUITES, SUITES, Defaults, Suite, registered, suite_of
 from jaxrl_fast.system import import_function as import_function
 
@@ -142,16 +144,6 @@ GYMNASIUM_NAMESAKES = {
     "walker2d": "Walker2d-v5",
 }
 """brax id -> Gymnasium environment of the same name but with different physics."""
-
-
-class RuleBroken(ValueError):
-    """A user's environment breaks a rule, as `jaxrl_fast.check_env` reports it."""
-
-
-class EnvFailed(RuntimeError):
-    """A user's environment on the host raised an error. The first line describes it, the others are
-    its traceback.
-    """
 
 
 def make(name: str, **options: Any) -> "Env":

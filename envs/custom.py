@@ -11,11 +11,11 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.core import not_ours, require_32_bits
-from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.adapter_utils import layers_of, relaxed
 from jaxrl_fast.envs.env import A_COUNT, Env, VecEnv, is_count
 from jaxrl_fast.envs.env import vectorize as copies_of
 from jaxrl_fast.envs.env_checks import check_shapes, check_start
+from jaxrl_fast.envs.errors import RuleBroken
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.system import fault_of, import_function
 

@@ -27,9 +27,9 @@ from jaxrl_fast.core import (
     action_shape,
     reward_shape,
 )
-from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.env import Draw, Env, VecEnv, is_count, vectorize
 from jaxrl_fast.envs.episode_metrics import check_names
+from jaxrl_fast.envs.errors import RuleBroken
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.playing import (
     NUM_ENVS,

@@ -32,8 +32,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from jax.dlpack import from_dlpack
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
-from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env_checks import check_spaces
+from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.envs.host_env import UNTOLD, DeviceStep, DeviceSteps, HostEnv, HostStep
 from jaxrl_fast.envs.pool.batches import Groups, check_seeds
 from jaxrl_fast.envs.pool.codec import ActionCodec, Outside, encode_action, encode_obs

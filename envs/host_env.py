@@ -1,15 +1,17 @@
 """Vectorized environments stepped on the host, outside JAX, in NumPy.
 
-`HostEnv` is the interface of the sampler pool (`jaxrl_fast.envs.pool`) and of EnvPool. It does not
-depend on JAX: the fragment ``sample`` (`learning.host_sampling`) connects it to the graph.
+`HostEnv` is the interface of the sampler pool (`jaxrl_fast.envs.pool`) and of EnvPool. It calls
+nothing of JAX: the fragment ``sample`` (`hosts.sampling`) connects it to the graph.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_fast.core import EnvSpec, MadeEnv
+from jaxrl_fast.envs.rollout_plan import RolloutPlan
 
 MAX_STEPS = 2**31
 """Where the step counter of a sampling state, an int32, wraps around to 0."""
@@ -99,7 +101,7 @@ class Rollouts(NamedTuple):
     """Whole rollouts where the environments are stepped (``pool.bridge=worker``).
 
     Attributes:
-        load: ``(plan) -> arrays by name``, prepares the processes for a `pool.rolling.RolloutPlan`,
+        load: ``(plan) -> arrays by name``, prepares the processes for a plan,
             whose ``fields`` it completes, and returns the shared arrays.
         roll: Makes a rollout from the shared arrays; its results are in them afterwards.
         parts: Rows of each process.
@@ -107,11 +109,11 @@ class Rollouts(NamedTuple):
         plan: Returns the plan that was loaded last, or None.
     """
 
-    load: Callable[[Any], dict[str, np.ndarray]]
+    load: Callable[[RolloutPlan], dict[str, np.ndarray]]
     roll: Callable[[], None]
     parts: tuple[slice, ...]
     log: Callable[[str], None]
-    plan: Callable[[], Any]
+    plan: Callable[[], RolloutPlan | None]
 
 
 class HostEnv(NamedTuple):
@@ -188,3 +190,34 @@ class HostEnv(NamedTuple):
     on_device: DeviceSteps | None = None
     draws: bool = False
     made: MadeEnv | None = None
+
+
+def as_one_group(host: HostEnv) -> HostEnv:
+    """Return all environments of a pool as one group, also of several seeds.
+
+    Args:
+        host: Environments with a fixed order.
+
+    Returns:
+        The same environments, ``num_envs`` of them, which its ``close`` leaves open.
+    """
+    rows = host.num_envs * host.num_seeds
+    size = rows // host.num_groups
+
+    def reset(seed: Any) -> Any:
+        return host.reset([seed + i for i in range(host.num_seeds)] if host.num_seeds > 1 else seed)
+
+    def send(actions: np.ndarray, group: int) -> None:
+        for part in range(host.num_groups):
+            host.send(actions[part * size : (part + 1) * size], part)
+
+    def recv(group: int) -> HostStep:
+        steps = [host.recv(part) for part in range(host.num_groups)]
+        return (
+            steps[0]
+            if len(steps) == 1
+            else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
+        )
+
+    own: dict[str, Any] = {"reset": reset, "send": send, "recv": recv, "close": lambda: None}
+    return host._replace(num_envs=rows, num_groups=1, num_seeds=1, **own)

@@ -59,16 +59,16 @@ if TYPE_CHECKING:
     from jaxrl_fast.envs.env_checks import check_env
     from jaxrl_fast.envs.host_env import HostEnv, HostStep
     from jaxrl_fast.learning.algorithm import Agent, Algorithm, DeclaredAlgorithm
-    from jaxrl_fast.learning.datasets import Dataset, load_dataset, save_dataset
-    from jaxrl_fast.learning.imitation import with_teacher
     from jaxrl_fast.numerics.optimizers import AnyRate, Cosine, Linear, Rate0, Rate01
+    from jaxrl_fast.offline.collecting import collect_episodes
+    from jaxrl_fast.offline.datasets import Dataset, load_dataset, save_dataset
     from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
+    from jaxrl_fast.policy.teacher import with_teacher
     from jaxrl_fast.population.population_run import PopulationResult, train_population
     from jaxrl_fast.settings.machine import setup
     from jaxrl_fast.settings.schema import Checkpoints
     from jaxrl_fast.training.callbacks import EndedEpisodes, Evaluation
     from jaxrl_fast.training.checkpoints import CheckpointError
-    from jaxrl_fast.training.collecting import collect_episodes
     from jaxrl_fast.training.episodes import evaluate_policy
     from jaxrl_fast.training.recorder import NonFiniteError
 
@@ -97,16 +97,16 @@ _PUBLIC = {
     "envs.env_checks": "check_env",
     "envs.host_env": "HostEnv HostStep",
     "learning.algorithm": "Agent Algorithm DeclaredAlgorithm",
-    "learning.datasets": "Dataset load_dataset save_dataset",
-    "learning.imitation": "with_teacher",
+    "offline.datasets": "Dataset load_dataset save_dataset",
     "numerics.optimizers": "AnyRate Cosine Linear Rate0 Rate01",
     "policy.policies": "Policy load_policy save_policy",
+    "policy.teacher": "with_teacher",
     "population.population_run": "PopulationResult train_population",
     "settings.machine": "setup",
     "settings.schema": "Checkpoints",
     "training.callbacks": "EndedEpisodes Evaluation",
     "training.checkpoints": "CheckpointError",
-    "training.collecting": "collect_episodes",
+    "offline.collecting": "collect_episodes",
     "training.episodes": "evaluate_policy",
     "training.recorder": "NonFiniteError",
 }

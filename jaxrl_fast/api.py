@@ -16,16 +16,17 @@ import jax
 import numpy as np
 
 from jaxrl_fast import envs
+from jaxrl_fast.assembly import bind, build_graph, make_job
 from jaxrl_fast.core import Log, MadeEnv, require_devices, require_key, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.hosts.io_callback_env import make_bridge
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.datasets import Dataset
-from jaxrl_fast.learning.io_callback_env import make_bridge
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
-from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, bind, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.numerics.optimizers import checks_numbers, schedules
+from jaxrl_fast.offline.datasets import Dataset
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
@@ -38,7 +39,6 @@ from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, argument_ranges
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
-    Calls,
     OnCheckpoint,
     OnEpisodeEnd,
     OnEval,
@@ -50,11 +50,11 @@ from jaxrl_fast.training.callbacks import (
     Tell,
     stopping_at_ctrl_c,
     to_stderr,
-    with_callbacks,
 )
+from jaxrl_fast.training.calls import Calls, with_callbacks
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts, restore, snapshot
 from jaxrl_fast.training.episodes import Evaluate, make_periodic_evaluation
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.loop import Trained, run_job
 from jaxrl_fast.training.run_folder import locked
 from jaxrl_fast.views.listeners import make_listeners

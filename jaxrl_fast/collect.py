@@ -15,7 +15,8 @@ from jaxrl_fast.commands.cli import POLICIES, check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.datasets import (
+from jaxrl_fast.offline.collecting import collect_episodes, policy_at, stored_steps
+from jaxrl_fast.offline.datasets import (
     MINARI,
     Dataset,
     import_minari,
@@ -28,7 +29,6 @@ from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.run import Run
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps
-from jaxrl_fast.training.collecting import collect_episodes, policy_at, stored_steps
 
 KEYS = {
     "out": Key(

@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.env_cache import env_cache_of, make_cached_envs, store_of
 from jaxrl_fast.commands.run_config import alone, make_algorithm
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.settings.machine import collect_garbage_seldom, setup
 from jaxrl_fast.settings.run import flat_settings

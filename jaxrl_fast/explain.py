@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxrl_fast import envs
+from jaxrl_fast.assembly import make_job
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.prepare import prepare_run, taught_algorithm
 from jaxrl_fast.commands.run_config import env_name
@@ -34,7 +35,7 @@ from jaxrl_fast.targets.cost_tables import (
     explain_elsewhere,
     launch_table,
 )
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.tuning.running import make_folder

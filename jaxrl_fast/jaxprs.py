@@ -165,3 +165,25 @@ def literal_array(atom: Any) -> np.ndarray:
         Its value in its dtype.
     """
     return np.asarray(atom.val, atom.aval.dtype)
+
+
+def einsum_formula(dimension_numbers: Any, axes_x: int, axes_w: int) -> str:
+    """Write a general product of two arrays as a formula of ``einsum``.
+
+    Args:
+        dimension_numbers: Of `jax.lax.dot_general`: summed axes and batch axes of both arrays.
+        axes_x: Number of axes of the first array.
+        axes_w: Number of axes of the second.
+
+    Returns:
+        Formula, such as ``"ab,cb->ac"``.
+    """
+    (over_x, over_w), (batch_x, batch_w) = dimension_numbers
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    of_x, of_w = [next(letters) for _ in range(axes_x)], [next(letters) for _ in range(axes_w)]
+    for a, b in zip((*batch_x, *over_x), (*batch_w, *over_w), strict=True):
+        of_w[b] = of_x[a]
+    free_x = [of_x[i] for i in range(axes_x) if i not in (*batch_x, *over_x)]
+    free_w = [of_w[i] for i in range(axes_w) if i not in (*batch_w, *over_w)]
+    result = [*(of_x[i] for i in batch_x), *free_x, *free_w]
+    return f"{''.join(of_x)},{''.join(of_w)}->{''.join(result)}"

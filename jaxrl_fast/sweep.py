@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import yaml
 
+from jaxrl_fast.assembly import make_job
 from jaxrl_fast.commands import cli, run_config, tuning_cache
 from jaxrl_fast.commands.prepare import fill_in, new_folder, print_opening, write_facts
 from jaxrl_fast.commands.run_config import compose, make_algorithm
@@ -42,7 +43,7 @@ from jaxrl_fast.settings.run import Run, may_be_host, to_yaml
 from jaxrl_fast.settings.schema import command_line, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import StopSignal, to_stderr
-from jaxrl_fast.training.job import Job, make_job, ticks_within
+from jaxrl_fast.training.job import Job, ticks_within
 from jaxrl_fast.training.progress import clock
 from jaxrl_fast.training.run_folder import write_summary
 from jaxrl_fast.views.listeners import try_to_write

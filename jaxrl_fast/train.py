@@ -14,6 +14,7 @@ import jax
 from rich.console import Console
 
 from jaxrl_fast import IMPORT_START_S
+from jaxrl_fast.assembly import make_job
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.env_cache import store_of
 from jaxrl_fast.commands.prepare import (
@@ -32,24 +33,18 @@ from jaxrl_fast.commands.prepare import (
 from jaxrl_fast.core import is_image
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.imitation import TEACHER
 from jaxrl_fast.policy.policies import Policy, save_policy
+from jaxrl_fast.policy.teacher import TEACHER
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 from jaxrl_fast.settings.run import Run, algo_words, flat_settings
 from jaxrl_fast.settings.schema import named_again
-from jaxrl_fast.training.callbacks import (
-    Calls,
-    StopSignal,
-    Tell,
-    describe_reached,
-    reached,
-    with_callbacks,
-)
+from jaxrl_fast.training.callbacks import StopSignal, Tell, describe_reached, reached
+from jaxrl_fast.training.calls import Calls, with_callbacks
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger

@@ -178,7 +178,7 @@ def sample(env, c, s, key):
 
 def through_replay(c, s, rollout, key):
     """Store a rollout over the oldest, then sample ``[K, B, ...]``. Engine:
-    learning.replay.ring_buffer.
+    replay.buffers.ring_buffer.
     """
     (shards, slots, width), (time_key, env_key) = s.replay["reward"].shape, jax.random.split(key)
     added, sizes = (s.tick + 1) * c.rollout_length, (c.updates_per_tick, c.batch_size)

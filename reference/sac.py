@@ -191,7 +191,7 @@ def sample(env, c, s, key):
 
 def through_replay(c, s, step, key):
     """Store a step over the oldest, then sample ``[K, B, ...]``. Engine:
-    learning.replay.ring_buffer.
+    replay.buffers.ring_buffer.
     """
     (shards, slots, width), (time_key, env_key) = s.replay["reward"].shape, jax.random.split(key)
     at, stored, sizes = (

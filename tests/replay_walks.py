@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import Part, Replay, ReplayBatch, init_params
-from jaxrl_fast.learning.replay import SampledWindows, fold_n_steps, window_length
 from jaxrl_fast.networks.network import Network
+from jaxrl_fast.replay.buffers import SampledWindows, fold_n_steps, window_length
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -14,13 +14,14 @@ import pytest
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.multi_agent import TAKES_PART, targets_of_agents, with_own_optimizers
 from jaxrl_fast.algorithms.pqn_vdn import best_together, taken_together
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
 from jaxrl_fast.envs.env_checks import check_start
 from jaxrl_fast.envs.probes import TWO_AGENTS
 from jaxrl_fast.learning.algorithm import Learned, Part, Values, apply_apart, init_params
 from jaxrl_fast.learning.rollout import start, unroll
-from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.networks.network import Network, make_network
 from jaxrl_fast.networks.per_agent import obs_of_one, separate_networks, shared_network
 from jaxrl_fast.numerics.normalization import init_stats, update_stats

@@ -23,10 +23,10 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose, make_algorithm, with_defaults
 from jaxrl_fast.numerics.losses import clipped_surrogate
 from jaxrl_fast.numerics.optimizers import has_choices
+from jaxrl_fast.offline.collecting import collect_episodes
 from jaxrl_fast.settings.run import of_program, repeated_by
 from jaxrl_fast.settings.schema import ConfigError, EvalOptions, read_value
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.training.collecting import collect_episodes
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views.report_page import command_lines
 

@@ -19,9 +19,9 @@ import pytest
 from many_commands import TRAINED, refused
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.learning.algorithm import Learned, init_params
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics.normalization import init_stats
 from jaxrl_fast.policy.policies import PolicyParams, make_policy, same_spaces
 

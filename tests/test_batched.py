@@ -14,11 +14,11 @@ import pytest
 from gymnasium import spaces
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.core import Box, EnvSpec, Timestep
-from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import Env, vectorize
+from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.envs.from_batched import make_host
-from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.runtime import graph as graphs
 
 NUM_ENVS, LIMIT, FAST = 4, 7, 1.2

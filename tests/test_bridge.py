@@ -11,14 +11,15 @@ import tiny
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.envs.host_env import HostEnv, HostStep
-from jaxrl_fast.learning.io_callback_env import BridgeError, make_bridge, reraise_callback_error
+from jaxrl_fast.hosts.io_callback_env import BridgeError, make_bridge
 from jaxrl_fast.learning.rollout import start, unroll
-from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.learning.updates import init_learned
 from jaxrl_fast.runtime import placements
 from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.callback_errors import reraise_callback_error
 
 PPO = ppo(rollout_length=6, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
 SAC = sac(

@@ -19,8 +19,8 @@ from jaxrl_fast.learning.minibatches import (
     shuffled_epochs,
     take_batch,
 )
-from jaxrl_fast.learning.off_policy import in_turn
-from jaxrl_fast.learning.replay import Window, ring_buffer, uniform_source
+from jaxrl_fast.replay.buffers import Window, ring_buffer, uniform_source
+from jaxrl_fast.replay.off_policy import in_turn
 
 NUM_BATCHES = 3
 

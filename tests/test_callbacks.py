@@ -328,7 +328,7 @@ def test_a_run_that_is_interrupted_stops_where_it_would_have(tmp_path: Path, eva
 
 def recorded_evaluation() -> Any:
     """Return the evaluation that `learn` makes."""
-    from jaxrl_fast.learning.run_graph import bind
+    from jaxrl_fast.assembly import bind
     from jaxrl_fast.settings.schema import EvalOptions
     from jaxrl_fast.training.episodes import make_periodic_evaluation
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.training import checkpoints as files
-from jaxrl_fast.training.callbacks import Calls
 from jaxrl_fast.training.checkpoints import (
     Checkpointer,
     Checkpoints,
@@ -245,7 +244,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(tmp_path):
 def test_the_writer_copies_what_it_is_given_before_it_returns(tmp_path):
     ours = {"sample": np.zeros(100_000, np.float32)}
     before = state()._replace(private={"sample": jax.device_put(ours["sample"])})
-    with Checkpointer(tmp_path, Checkpoints(), SETTINGS, REFILLS, Calls()) as saver:
+    with Checkpointer(tmp_path, Checkpoints(), SETTINGS, REFILLS) as saver:
         saver.save(12, before, PROGRESS, None)
         jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(before.private)
     assert not files.read_arrays(files.read_description(tmp_path / "12"))["private.sample"].any()
@@ -254,7 +253,7 @@ def test_the_writer_copies_what_it_is_given_before_it_returns(tmp_path):
 def test_a_checkpoint_that_cannot_be_written_is_told_and_the_last_good_one_stays(tmp_path):
     told: list[str] = []
     folder = tmp_path / "checkpoints"
-    with Checkpointer(folder, Checkpoints(), SETTINGS, REFILLS, Calls(tell=told.append)) as saver:
+    with Checkpointer(folder, Checkpoints(), SETTINGS, REFILLS, told.append) as saver:
         saver.save(10, state(), PROGRESS, None)
         saver.wait()
         (folder / "20.unfinished").write_text("a file where a folder is to be made")

@@ -18,6 +18,7 @@ import jaxrl_fast as jf
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands.cli import keys_help
 from jaxrl_fast.commands.run_config import compose, with_defaults
 from jaxrl_fast.core import MultiDiscrete
@@ -25,7 +26,6 @@ from jaxrl_fast.envs.pool.codec import describe_obs
 from jaxrl_fast.explain import rows_of
 from jaxrl_fast.learning.acting import uniform_action
 from jaxrl_fast.learning.algorithm import Replay, default_rollout, off_policy_sizes, on_policy_sizes
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.normalization import normalizes
 from jaxrl_fast.settings.run import to_yaml

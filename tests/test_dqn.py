@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.learning.algorithm import ReplayBatch
 from jaxrl_fast.learning.critics import make_value_head
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.distributions import project

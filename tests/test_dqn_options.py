@@ -11,9 +11,9 @@ import replay_walks
 import tiny
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.learning.algorithm import Learned, ReplayBatch, init_params
 from jaxrl_fast.learning.critics import with_levels
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.networks.noisy import NOISE

@@ -10,10 +10,10 @@ import pytest
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import OUT, STATE, Discrete
 from jaxrl_fast.envs.adapter_utils import relaxed
 from jaxrl_fast.envs.env import vectorize
-from jaxrl_fast.learning.run_graph import bind
 
 pytest.importorskip("jaxtyping")
 adapter = pytest.importorskip("jaxrl_fast.suites.from_jaxmarl")

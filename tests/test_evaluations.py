@@ -27,11 +27,11 @@ from test_train import begin, finish, wait_for
 from tiny import line
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.core import EpisodeTotals
-from jaxrl_fast.learning.replay import RingState
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.policy.policies import make_policy, params_template, with_sampled_actions
+from jaxrl_fast.replay.buffers import RingState
 from jaxrl_fast.settings.run import to_yaml
 from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training.checkpoints import all_steps, read_description
@@ -463,8 +463,9 @@ def programs_in(cache: Path) -> dict[str, int]:
 
 
 def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path, monkeypatch):
+    from jaxrl_fast.assembly import bind, build_graph
     from jaxrl_fast.commands.run_config import make_algorithm, make_envs
-    from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
+    from jaxrl_fast.learning.run_graph import GraphOptions
     from jaxrl_fast.runtime.graph import init
     from jaxrl_fast.training.episodes import make_periodic_evaluation
 
@@ -514,7 +515,7 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
 
 
 def test_a_device_of_its_own_computes_and_gives_the_same_numbers(monkeypatch):
-    from jaxrl_fast.learning.run_graph import bind
+    from jaxrl_fast.assembly import bind
     from jaxrl_fast.training.episodes import make_periodic_evaluation
 
     env, algorithm = line(discrete=True), jf.ppo(rollout_length=8, num_minibatches=1)

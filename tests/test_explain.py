@@ -20,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast import explain, sac
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.commands.run_config import compose
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Fragment, Graph, ShardingAxes
 from jaxrl_fast.runtime.graph import init as init_graph

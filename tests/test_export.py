@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.export import main
 from jaxrl_fast.learning.algorithm import Learned, init_params
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics.normalization import RunningStats
 from jaxrl_fast.policy import onnx_export
 from jaxrl_fast.policy.exporting import (

@@ -11,9 +11,9 @@ import tiny
 from test_probes import play, train
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.core import Transition
 from jaxrl_fast.learning.algorithm import ReplayBatch
-from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.learning.updates import init_part, trainable, update
 from jaxrl_fast.networks.network import hold_unit_norm
 from jaxrl_fast.numerics.normalization import RunningStats, Statistics, scale_experience

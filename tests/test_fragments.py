@@ -11,8 +11,9 @@ import tiny
 
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.core import Transition
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.runtime import graph as graphs
 

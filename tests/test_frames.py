@@ -23,9 +23,9 @@ from jaxrl_fast.learning.frame_stack import (
     put_rows,
     put_stacks,
 )
-from jaxrl_fast.learning.image_replay import image_buffer
 from jaxrl_fast.learning.minibatches import take_batch
-from jaxrl_fast.learning.replay import Window, ring_buffer, uniform_source
+from jaxrl_fast.replay.buffers import Window, ring_buffer, uniform_source
+from jaxrl_fast.replay.images import image_buffer
 
 FRAME = (2, 1, 3)
 """Height, width and channels."""

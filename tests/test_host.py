@@ -12,7 +12,8 @@ import tiny
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.assembly import build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import placements
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain

@@ -15,7 +15,7 @@ from tiny import line
 import jaxrl_fast as jf
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
-from jaxrl_fast.learning.imitation import TEACHER, entries_for, labeling
+from jaxrl_fast.policy.teacher import TEACHER, entries_for, labeling
 
 REPLAY: dict[str, Any] = dict(
     batch_size=8, buffer_size=400, warmup_steps=8, policy_hidden=(8,), critic_hidden=(8,)

@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 
 from jaxrl_fast import jaxprs
-from jaxrl_fast.learning.act_split import Value, run_operations, split
-from jaxrl_fast.learning.numpy_source import to_numpy
+from jaxrl_fast.hosts.act_split import Value, run_operations, split
+from jaxrl_fast.hosts.numpy_source import to_numpy
 from jaxrl_fast.policy.onnx_export import to_onnx
 
 SCALE = jnp.arange(1.0, 4.0)[None]

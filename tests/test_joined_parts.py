@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.learning import flat_params
 from jaxrl_fast.learning.flat_params import (
     can_join,
@@ -22,7 +23,7 @@ from jaxrl_fast.learning.flat_params import (
     unpack_moments,
 )
 from jaxrl_fast.learning.rollout import pack_step, unpack_steps
-from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.learning.updates import init_part
 from jaxrl_fast.runtime.graph import init, tick
 from jaxrl_fast.runtime.layout import scan_ticks

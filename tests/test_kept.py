@@ -17,11 +17,12 @@ import pytest
 import tiny
 
 from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.commands import env_cache as identities
 from jaxrl_fast.commands.env_cache import KeptFiles, env_cache_of, make_cached_envs
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.envs import adapter_utils
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime import program_store
 from jaxrl_fast.runtime.graph import Fragment, Graph, TrainState

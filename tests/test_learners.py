@@ -13,10 +13,11 @@ import tiny
 
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.assembly import build_graph, build_learners
 from jaxrl_fast.core import UNKNOWN_PRODUCTS, Batches
 from jaxrl_fast.learning.algorithm import GradientResult, Learned, Part
 from jaxrl_fast.learning.minibatches import Experience, take_batch
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph, build_learners
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.learning.updates import Learning, Trainer, Updated, run_updates
 from jaxrl_fast.networks.network import scalar
 from jaxrl_fast.runtime import graph as graphs

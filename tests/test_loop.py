@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.learning.run_graph import bind, build_graph
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.training.job import plan_run
 from jaxrl_fast.training.recorder import summarize_metrics
 from jaxrl_fast.training.run_folder import RunFolder, write_summary

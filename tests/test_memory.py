@@ -19,16 +19,17 @@ from hypothesis import strategies as st
 from random_batches import drawn_batch, drawn_learned, redrawn
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import Learned, Replay, ReplayBatch, after_steps, over_replay
 from jaxrl_fast.learning.minibatches import over_sequences
-from jaxrl_fast.learning.replay import Window, ring_buffer
-from jaxrl_fast.learning.run_graph import bind, rollout_shapes
+from jaxrl_fast.learning.run_graph import rollout_shapes
 from jaxrl_fast.learning.updates import PartState, update
 from jaxrl_fast.networks.memories import _by_halves, _by_steps, complex_product
 from jaxrl_fast.networks.network import ensemble, make_network
 from jaxrl_fast.policy.exporting import export_policy
 from jaxrl_fast.policy.policies import save_policy
+from jaxrl_fast.replay.buffers import Window, ring_buffer
 
 KEY = jax.random.key(3)
 LENGTH, BATCH = 9, 3

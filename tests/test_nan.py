@@ -12,11 +12,11 @@ import pytest
 from tiny import OBS, line
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.core import Batches
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import GradientResult, Part
 from jaxrl_fast.learning.minibatches import Experience, take_batch
-from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.learning.updates import (
     Learning,
     OnNan,

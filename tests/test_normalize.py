@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import Transition
-from jaxrl_fast.learning.run_graph import bind, statistics_fragment
+from jaxrl_fast.learning.run_graph import statistics_fragment
 from jaxrl_fast.numerics.normalization import (
     RunningStats,
     init_stats,

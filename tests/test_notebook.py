@@ -11,7 +11,8 @@ from tiny import line
 
 import jaxrl_fast as jf
 from jaxrl_fast.api import live_plot_in_notebook
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.assembly import build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.views.notebook import history_svg, result_html
 
 CELLS = (

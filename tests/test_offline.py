@@ -17,7 +17,8 @@ import jaxrl_fast as jf
 from jaxrl_fast.algorithms.iql import expectile_error
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.data import NEXT_ACTION
-from jaxrl_fast.learning.datasets import (
+from jaxrl_fast.offline.collecting import policy_at, stored_steps
+from jaxrl_fast.offline.datasets import (
     episodes_in,
     join,
     load_dataset,
@@ -26,10 +27,9 @@ from jaxrl_fast.learning.datasets import (
     to_minari,
     usable,
 )
-from jaxrl_fast.learning.offline import Recorded, mixed_source, read_recorded
-from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer
+from jaxrl_fast.offline.recorded import Recorded, mixed_source, read_recorded
 from jaxrl_fast.policy.policies import with_sampled_actions
-from jaxrl_fast.training.collecting import policy_at, stored_steps
+from jaxrl_fast.replay.buffers import Window, fold_n_steps, ring_buffer
 
 SPEC = line(discrete=False).spec
 SMALL: dict[str, Any] = dict(batch_size=8, policy_hidden=(8,))

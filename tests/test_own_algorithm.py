@@ -22,9 +22,9 @@ from random_batches import drawn_batch, drawn_learned
 
 import jaxrl_fast as jf
 from jaxrl_fast import train
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands.run_config import compose, make_algorithm
 from jaxrl_fast.learning.algorithm import Learned, init_params
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import statistics_of
 from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.settings.run import flat_settings

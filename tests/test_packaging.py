@@ -27,9 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "networks": {"core", "system", "numerics"},
     "envs": {*BASE, "plugins", "spaces", "fields"},
     "runtime": {"core"},
-    "learning": {"core", "jaxprs", "numerics", "fields", "networks", "envs", "runtime"},
+    "learning": {"core", "numerics", "fields", "networks", "envs", "runtime"},
+    "replay": {"core", "numerics", "learning"},
     "algorithms": {*BASE, "plugins", "fields", "spaces", "networks", "learning"},
-    "policy": {*BASE, "jaxprs", "spaces", "learning", "algorithms"},
+    "policy": {*BASE, "jaxprs", "spaces", "networks", "learning", "algorithms"},
     "settings": {
         *BASE,
         "plugins",
@@ -41,6 +42,30 @@ MAY_IMPORT: dict[str, set[str]] = {
         "algorithms",
     },
     "training": {*BASE, "fields", "envs", "runtime", "learning", "policy", "settings"},
+    "hosts": {"core", "jaxprs", "numerics", "envs", "runtime", "learning"},
+    "offline": {
+        "core",
+        "numerics",
+        "envs",
+        "runtime",
+        "learning",
+        "replay",
+        "policy",
+        "settings",
+        "training",
+    },
+    "assembly": {
+        "core",
+        "numerics",
+        "envs",
+        "runtime",
+        "learning",
+        "replay",
+        "settings",
+        "training",
+        "hosts",
+        "offline",
+    },
     "views": {*BASE, "envs", "runtime", "policy", "settings", "training"},
     "suites": {*BASE, "spaces", "fields", "envs"},
     "commands": {
@@ -64,24 +89,40 @@ MAY_IMPORT: dict[str, set[str]] = {
         "policy",
         "settings",
         "training",
+        "assembly",
         "commands",
     },
-    "tuning": {*BASE, "envs", "runtime", "learning", "settings", "training", "views", "commands"},
+    "tuning": {
+        *BASE,
+        "envs",
+        "runtime",
+        "learning",
+        "settings",
+        "training",
+        "hosts",
+        "assembly",
+        "views",
+        "commands",
+    },
     "targets": {
         "core",
         "runtime",
         "learning",
         "settings",
         "training",
+        "hosts",
+        "assembly",
         "views",
         "commands",
         "tuning",
     },
 }
-"""Every package of jaxrl_fast and its three modules of the lowest layer, the lowest first.
+"""Every package of jaxrl_fast, its modules of the lowest layer and `assembly`, the lowest first.
 
 A package may import only the packages above it in this list.
 """
+PLUG_INS = {"hosts", "offline", "suites", "views", "population", "tuning", "targets"}
+"""Packages that the engine does not name; `assembly`, the commands and each other do."""
 COMMANDS = {
     "train",
     "check",
@@ -176,6 +217,37 @@ def test_imports_flow_one_way():
             assert not above, f"{name} imports {above}"
 
 
+def test_the_engine_names_no_plug_in():
+    for name in IMPORTS:
+        if package_of(name) in set(MAY_IMPORT) - PLUG_INS - {"assembly"}:
+            assert not imported_packages(name) & {*PLUG_INS, "assembly"}, name
+
+
+OPTIONAL = {
+    "averaging",
+    "flat_params",
+    "frame_stack",
+    "observation_view",
+    "transforms",
+}
+"""Modules of `learning` that not every run needs: `assembly` selects them."""
+
+
+def test_the_graph_of_a_run_is_given_what_is_optional():
+    """What a run does not use is handed in where a run has it."""
+    used = IMPORTS["jaxrl_fast.learning.run_graph"]
+    learning = {u.split(".")[2] for u in used if u.startswith("jaxrl_fast.learning.")}
+    assert not learning & OPTIONAL, learning & OPTIONAL
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Also within a package, within functions and for type checkers only."""
+    left = {name: (used & set(IMPORTS)) - {"jaxrl_fast", name} for name, used in IMPORTS.items()}
+    while free := {name for name, used in left.items() if not used & set(left)}:
+        left = {name: used for name, used in left.items() if name not in free}
+    assert not left, f"these modules are in a circle, or import one that is: {sorted(left)}"
+
+
 def test_a_package_hands_nothing_on():
     own = {"envs", "algorithms"}  # environments by name; the names of helpers until 0.2.0
     for path in (p for p in ROOT.glob("jaxrl_fast/*/__init__.py") if p.parent.name not in own):
@@ -197,8 +269,7 @@ NAMES_A_PLACE = re.compile(
 def test_what_computes_names_no_device_no_mapped_axis_and_no_collective():
     for path in SOURCES:
         name = module_name(path)
-        host = name in {"jaxrl_fast.learning.host_sampling", "jaxrl_fast.learning.io_callback_env"}
-        if package_of(name) in {"numerics", "networks", "learning", "algorithms"} and not host:
+        if package_of(name) in {"numerics", "networks", "learning", "replay", "algorithms"}:
             assert not NAMES_A_PLACE.search(path.read_text()), name
 
 

@@ -11,8 +11,8 @@ import pixel_envs
 import pytest
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.learning.algorithm import Algorithm
-from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.networks.convolutions import CNNS, choose_convolutions, patches
 from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.runtime import graph as graphs

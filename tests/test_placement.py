@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime import placements
 from jaxrl_fast.runtime import program as programs

@@ -23,6 +23,7 @@ from pool_envs import Uneven, Walk, wait_for
 from jaxrl_fast import make_train_step
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.commands.run_config import compose, make_algorithm, make_envs
 from jaxrl_fast.envs.from_gymnasium import env_spec, make_custom_host, make_host
 from jaxrl_fast.envs.host_env import HostEnv, HostStep
@@ -30,7 +31,7 @@ from jaxrl_fast.envs.pool import making
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options, env_seed, joined
 from jaxrl_fast.envs.pool.making import make_pool, turns_s
 from jaxrl_fast.envs.pool.stepping import describe
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.learning.updates import init_learned
 from jaxrl_fast.settings.machine import cpu_cores
 

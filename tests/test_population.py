@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.assembly import make_job
 from jaxrl_fast.numerics.optimizers import Steps, as_rate, plain
 from jaxrl_fast.population import slots as places
 from jaxrl_fast.population.asking import make_sampler
@@ -44,7 +45,7 @@ from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.settings.run import of_program
 from jaxrl_fast.settings.schema import Checkpoints, ConfigError, EvalOptions, Key
 from jaxrl_fast.sweep import settings_of_best
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job
 
 PPO = dict(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
 SAC = dict(

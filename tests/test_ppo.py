@@ -9,9 +9,9 @@ import references
 import tiny
 
 from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import Learned, OnPolicyBatch
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part
 from jaxrl_fast.learning.updates import update as update_part
 from jaxrl_fast.numerics.normalization import RunningStats, Statistics, scale_experience

@@ -8,10 +8,10 @@ import references
 import tiny
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import OnPolicyBatch
 from jaxrl_fast.learning.minibatches import make_batch, values_of
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 
 RNG = np.random.default_rng(5)

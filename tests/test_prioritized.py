@@ -11,24 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.core import Batches, Transition
-from jaxrl_fast.learning.prioritized_replay import (
-    SMALLEST,
+from jaxrl_fast.learning.feedback import (
     Feedback,
-    Priorities,
+    Places,
     add_feedback,
+    empty_feedback,
+    make_feedback,
+)
+from jaxrl_fast.learning.run_graph import GraphOptions
+from jaxrl_fast.replay.buffers import Window, ring_buffer
+from jaxrl_fast.replay.prioritized import (
+    SMALLEST,
+    Priorities,
     add_priorities,
     choose_windows,
     descend,
-    empty_feedback,
     init_priorities,
-    make_feedback,
     prioritized_source,
     sum_tree,
     update_priorities,
 )
-from jaxrl_fast.learning.replay import Places, Window, ring_buffer
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
 from jaxrl_fast.runtime.graph import init, tick
 
 G, SLOTS, ENVS = 2, 6, 3

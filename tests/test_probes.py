@@ -18,13 +18,14 @@ from jaxrl_fast.algorithms.reppo import reppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
 from jaxrl_fast.envs.probes import FORBIDDEN_PAYOFF, PROBES
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.rollout import start, unroll
-from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.normalization import Statistics, normalize
 from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.runtime import graph as graphs

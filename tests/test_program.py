@@ -15,10 +15,11 @@ from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.core import Products
 from jaxrl_fast.envs.env import vectorize
 from jaxrl_fast.envs.probes import TWO_AGENTS
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime import layout, placements, xla_options
 from jaxrl_fast.runtime import program as programs

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.pqn_vdn import best_together, mix, taken_together
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Extras, Timestep, Transition
 from jaxrl_fast.envs.env import Env, vectorize
 from jaxrl_fast.learning.algorithm import OnPolicyBatch, Values
 from jaxrl_fast.learning.minibatches import values_of
 from jaxrl_fast.learning.rollout import start, unroll
-from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.policy.exporting import export_policy
 from jaxrl_fast.runtime import graph as graphs

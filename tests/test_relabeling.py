@@ -13,8 +13,8 @@ import jaxrl_fast as jf
 from examples import curiosity, hindsight
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import Transform
-from jaxrl_fast.learning.relabeling import hindsight_buffer, hindsight_source, steps_ahead
-from jaxrl_fast.learning.replay import Window, ring_buffer, uniform_source
+from jaxrl_fast.replay.buffers import Window, ring_buffer, uniform_source
+from jaxrl_fast.replay.relabeling import hindsight_buffer, hindsight_source, steps_ahead
 
 NUM_ENVS = 4
 SMALL = dict(rollout_length=1, warmup_steps=8, buffer_size=64, batch_size=8, epsilon=0.1)

@@ -17,7 +17,8 @@ from tiny import line
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.assembly import build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime.graph import init
 from jaxrl_fast.settings.schema import SWITCHES
 from jaxrl_fast.training.checkpoints import CheckpointError, read_description

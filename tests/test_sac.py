@@ -11,16 +11,16 @@ import tiny
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import Transition, stable_hash
 from jaxrl_fast.learning.acting import make_acting
 from jaxrl_fast.learning.algorithm import Replay, ReplayBatch
 from jaxrl_fast.learning.critics import random_critics, with_dropout
-from jaxrl_fast.learning.replay import SampledWindows, fold_n_steps
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import PartState, init_part
 from jaxrl_fast.learning.updates import update as update_part
 from jaxrl_fast.numerics.normalization import normalize
 from jaxrl_fast.policy.exporting import export_policy
+from jaxrl_fast.replay.buffers import SampledWindows, fold_n_steps
 
 RNG = np.random.default_rng(5)
 B, N = 6, 3

@@ -11,10 +11,10 @@ import replay_walks
 import tiny
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import MultiDiscrete
 from jaxrl_fast.learning.acting import TEMPERATURES, temperature_optimizer
 from jaxrl_fast.learning.algorithm import Learned, ReplayBatch
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.numerics import distributions
 

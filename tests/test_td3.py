@@ -8,10 +8,10 @@ import references
 import tiny
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.core import stable_hash
 from jaxrl_fast.learning.algorithm import ReplayBatch
 from jaxrl_fast.learning.critics import with_dropout
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 
 RNG = np.random.default_rng(3)

@@ -12,11 +12,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import line
 
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.prepare import as_measured, with_workers
 from jaxrl_fast.commands.run_config import compose, make_algorithm
 from jaxrl_fast.commands.tuning_cache import Device, Finding
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.run import Run, to_yaml
 from jaxrl_fast.settings.schema import ConfigError

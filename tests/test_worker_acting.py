@@ -16,6 +16,7 @@ from parallel_envs import Pushing
 from pool_envs import Kinds, Walk
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind, build_graph, sampler
 from jaxrl_fast.commands.prepare import choose
 from jaxrl_fast.commands.run_config import compose, with_bridge
 from jaxrl_fast.envs.from_gymnasium import make_custom_host
@@ -24,24 +25,11 @@ from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.envs.pool.codec import facts_dtype
 from jaxrl_fast.envs.pool.rolling import add_up_rollout, segments_of
 from jaxrl_fast.envs.pool.stepping import PoolError
-from jaxrl_fast.learning.act_split import (
-    When,
-    environment_axes,
-    require_apart,
-    run_operations,
-    split,
-)
+from jaxrl_fast.hosts.act_split import When, environment_axes, require_apart, run_operations, split
+from jaxrl_fast.hosts.numpy_source import Unsupported, to_numpy
+from jaxrl_fast.hosts.worker_sampling import by_seed, in_rows
 from jaxrl_fast.learning.algorithm import Learned
-from jaxrl_fast.learning.numpy_source import Unsupported, to_numpy
-from jaxrl_fast.learning.run_graph import (
-    GraphOptions,
-    bind,
-    build_graph,
-    init_params,
-    init_statistics,
-    sampler,
-)
-from jaxrl_fast.learning.worker_sampling import by_seed, in_rows
+from jaxrl_fast.learning.run_graph import GraphOptions, init_params, init_statistics
 from jaxrl_fast.numerics.optimizers import resolve
 from jaxrl_fast.runtime import placements
 from jaxrl_fast.runtime import program as programs

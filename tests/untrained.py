@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands.run_config import compose, make_algorithm, make_evaluation_envs
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.policy.policies import Policy, make_policy, params_template, save_policy
 from jaxrl_fast.settings.run import to_yaml
 

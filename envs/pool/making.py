@@ -25,15 +25,10 @@ from jaxrl_fast.envs.pool.batches import (
 )
 from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, sample, size_bytes
 from jaxrl_fast.envs.pool.parallel import make_workers
-from jaxrl_fast.envs.pool.rolling import (
-    RolloutPlan,
-    begin_rollout,
-    make_roll,
-    rolled_by,
-    rollout_fields,
-)
+from jaxrl_fast.envs.pool.rolling import begin_rollout, make_roll, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, MakeGymnasium, describe_failure, make_stepper
+from jaxrl_fast.envs.rollout_plan import RolloutPlan
 
 HERE_S, WAKE_UP_S = 20e-6, 40e-6
 """Overhead of a batch in seconds: in the parent process, and with workers (measured by

@@ -40,7 +40,7 @@ from jaxrl_fast.envs.pool.batches import (
     split,
 )
 from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, size_bytes
-from jaxrl_fast.envs.pool.rolling import RolloutPlan, begin_rollout, rolled_by, rollout_fields
+from jaxrl_fast.envs.pool.rolling import begin_rollout, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError
 from jaxrl_fast.envs.pool.worker import (
     BACKLOG,
@@ -57,6 +57,7 @@ from jaxrl_fast.envs.pool.worker import (
     open_signals,
     portable,
 )
+from jaxrl_fast.envs.rollout_plan import RolloutPlan
 
 BOOT = (
     "import mmap, pickle, sys; job, *rest = map(int, sys.argv[1:5]); "

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from jaxrl_fast.envs import EnvFailed, RuleBroken
 from jaxrl_fast.envs.episode_metrics import (
     NO_KINDS,
     add_steps,
@@ -22,6 +21,7 @@ from jaxrl_fast.envs.episode_metrics import (
     number_of,
     values_of,
 )
+from jaxrl_fast.envs.errors import EnvFailed, RuleBroken
 from jaxrl_fast.envs.pool.codec import (
     ActionCodec,
     Arrays,

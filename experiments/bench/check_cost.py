@@ -26,10 +26,11 @@ from describe import machine, versions
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.run_config import make_algorithm
 from jaxrl_fast.learning import rollout, run_graph
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.placements import fused
 from jaxrl_fast.training import checkpoints

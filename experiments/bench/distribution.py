@@ -25,9 +25,10 @@ from describe import machine, versions
 from timeline import Timeline, record
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind, build_graph
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.run_config import make_algorithm
-from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain
 from jaxrl_fast.runtime.placements import PLACEMENTS

@@ -23,11 +23,12 @@ import numpy as np
 from worker import say
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind, sampler
 from jaxrl_fast.core import OUT, EnvSpec
 from jaxrl_fast.envs import traffic_junction
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Learned
-from jaxrl_fast.learning.run_graph import bind, init_params, init_statistics, sampler
+from jaxrl_fast.learning.run_graph import init_params, init_statistics
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, params_template
 from jaxrl_fast.training.episodes import act_by_step, steps_on_host
 

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learning"))
 from environments import points
 
 import jaxrl_fast as jf
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.assembly import build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import xla_options
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.tuning import trial

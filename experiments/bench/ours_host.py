@@ -13,8 +13,9 @@ import numpy as np
 from worker import say, serve
 
 import jaxrl_fast as jf
-from jaxrl_fast.learning.io_callback_env import in_graph
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.assembly import build_graph
+from jaxrl_fast.hosts.io_callback_env import in_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.placements import fused
 from jaxrl_fast.tuning.ceiling import updates_only

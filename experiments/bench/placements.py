@@ -21,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from describe import machine, versions
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.run_config import make_algorithm
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime.graph import Graph
 from jaxrl_fast.runtime.placements import PLACEMENTS, data_parallel, fused
 from jaxrl_fast.settings.machine import cpu_cores

@@ -55,9 +55,9 @@ def measure_members(devices: int, count: int, num_envs: int = 8, repeats: int = 
     setup(cpu_devices=devices)
     import jax
 
+    from jaxrl_fast.assembly import make_job
     from jaxrl_fast.commands.run_config import compose, make_algorithm, make_envs
     from jaxrl_fast.population import slots as places
-    from jaxrl_fast.training.job import make_job
 
     place = "data_parallel" if devices > 1 else "fused"
     words = [

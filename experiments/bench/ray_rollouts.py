@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind, sampler
 from jaxrl_fast.envs.host_env import HostEnv, Rollouts
 from jaxrl_fast.envs.pool.batches import put_actions, row_seeds, split
 from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, size_bytes
@@ -31,7 +32,7 @@ from jaxrl_fast.envs.pool.rolling import begin_rollout, make_roll, rollout_field
 from jaxrl_fast.envs.pool.stepping import describe, make_stepper
 from jaxrl_fast.learning.acting import uniform_action
 from jaxrl_fast.learning.algorithm import Learned
-from jaxrl_fast.learning.run_graph import bind, init_params, init_statistics, sampler
+from jaxrl_fast.learning.run_graph import init_params, init_statistics
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "bench" / "ray_rollouts.json"
 ID, NUM_ENVS, LENGTH, ACTORS, REPEATS = "CartPole-v1", 16, 512, 2, 5

@@ -26,8 +26,9 @@ from describe import machine, versions
 
 from jaxrl_fast.core import Transition
 from jaxrl_fast.learning.algorithm import Prioritize
-from jaxrl_fast.learning.prioritized_replay import Feedback, prioritized_source
-from jaxrl_fast.learning.replay import ring_buffer
+from jaxrl_fast.learning.feedback import Feedback
+from jaxrl_fast.replay.buffers import ring_buffer
+from jaxrl_fast.replay.prioritized import prioritized_source
 
 RESULTS = Path(__file__).parent.parent / "results" / "replay_speed.json"
 NUM_ENVS, BATCH, OBS = 64, 256, (17,)

@@ -92,7 +92,7 @@ def simulator(kind: str, width: int) -> list[float]:
     import torch
 
     import jaxrl_fast as jf
-    from jaxrl_fast.learning.run_graph import build_graph
+    from jaxrl_fast.assembly import build_graph
     from jaxrl_fast.runtime import graph as graphs
 
     if kind == "torch alone":

@@ -42,7 +42,8 @@ def measure(case: str, devices: int, few: bool) -> dict[str, Any]:
     from equal_numbers import algorithm, difference, end, to_host
 
     import jaxrl_fast as jf
-    from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+    from jaxrl_fast.assembly import build_graph
+    from jaxrl_fast.learning.run_graph import GraphOptions
     from jaxrl_fast.runtime import program as programs
     from jaxrl_fast.runtime.placements import PLACEMENTS
 

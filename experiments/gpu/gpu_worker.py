@@ -17,10 +17,10 @@ import numpy as np
 from gpu_jobs import LAST_WORDS, Job
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import bind
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.run_config import make_algorithm, make_envs, with_defaults
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import LEARNING, REPLAY, Placement, place
 from jaxrl_fast.settings.machine import AUTO

@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from describe import machine, versions
 
 import jaxrl_fast as jf
+from jaxrl_fast.assembly import build_graph
 from jaxrl_fast.envs.probes import TWO_AGENTS
-from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.runtime import chain
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph, TrainState

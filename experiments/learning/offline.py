@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from describe import ROOT, commit, machine, versions
 
 import jaxrl_fast as jf
-from jaxrl_fast.learning.datasets import episodes_in, join, load_dataset, save_dataset, steps_in
+from jaxrl_fast.offline.datasets import episodes_in, join, load_dataset, save_dataset, steps_in
 
 RESULT, PAGE = ROOT / "experiments" / "results" / "offline.json", ROOT / "docs" / "offline.md"
 DATA, PEER = ROOT / "experiments" / "data", ROOT / ".venv-d3rlpy" / "bin" / "python"

@@ -27,7 +27,7 @@ PHASES = {
     ("prepare.py", "fill_in"): "devices",
     ("env_cache.py", "make_cached_envs"): "world",
     ("run_config.py", "make_envs"): "world",
-    ("run_graph.py", "build_graph"): "graph",
+    ("assembly.py", "graph_of"): "graph",
     ("evaluator_process.py", "_start"): "evaluator's process",
     ("episodes.py", "make_periodic_evaluation"): "evaluation",
     ("loop.py", "start"): "programs",

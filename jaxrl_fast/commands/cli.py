@@ -28,7 +28,7 @@ from jaxrl_fast.algorithms.registry import CUSTOM, declared_named, names_of_algo
 from jaxrl_fast.commands.layers import read_file, require_named_again
 from jaxrl_fast.commands.run_config import chosen_later, compose, env_keys, make_algorithm
 from jaxrl_fast.core import EnvSpec, require_devices
-from jaxrl_fast.envs import EnvFailed
+from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import schema

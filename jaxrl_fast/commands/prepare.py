@@ -25,10 +25,9 @@ from jaxrl_fast.commands.run_config import (
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.imitation import TEACHER, with_teacher
-from jaxrl_fast.learning.io_callback_env import in_graph
-from jaxrl_fast.learning.run_graph import Overlap, graph_of
+from jaxrl_fast.learning.run_graph import Overlap
 from jaxrl_fast.policy.policies import Policy, load_policy
+from jaxrl_fast.policy.teacher import TEACHER, with_teacher
 from jaxrl_fast.runtime import cluster, hosts
 from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel
@@ -354,8 +353,7 @@ def print_if_serial(run: Run, job: Job) -> None:
     """
 
     def parallel(overlap: Overlap) -> bool:
-        options = job.graph_options._replace(overlap=overlap)
-        graph = graph_of(in_graph(job.env).env, job.algorithm, job.agent, options)
+        graph = job.graph_with(job.graph_options._replace(overlap=overlap))
         return runs_in_parallel(graph, place(graph, run.placement, run.devices))
 
     if not runs_in_parallel(job.graph, job.placement):

@@ -16,8 +16,8 @@ from jaxrl_fast.commands.layers import (
     tuned_settings,
 )
 from jaxrl_fast.core import Box, EnvSpec
-from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.plugins import REFUSED_SUITES

@@ -3,7 +3,7 @@ the updates.
 
 A factory such as `jaxrl_fast.ppo` makes an `Algorithm` independently of an environment.
 ``build(spec, num_envs)`` returns its `Agent` for one environment, or raises if the algorithm does
-not support the environment. `run_graph.bind` does everything else for all algorithms:
+not support the environment. `assembly.bind` does everything else for all algorithms:
 normalization, frame stacks, replay, n-step returns, recurrent memory. Losses run networks over the
 sequences of a batch with the functions at the end of this file, recurrent or not.
 
@@ -321,7 +321,7 @@ class Agent(NamedTuple):
             None for no bound but the clip of single rewards.
         transform: Changes rollouts before they are stored; None for no change.
         outputs_of: Picks the outputs of a policy of discrete actions from the outputs by part, for
-            `imitation`; None if there is no such policy.
+            `policy.teacher`; None if there is no such policy.
     """
 
     parts: dict[str, Part]

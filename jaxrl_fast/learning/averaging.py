@@ -9,16 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Batches, Metrics, PyTree
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import GradientResult, Part
-from jaxrl_fast.learning.prioritized_replay import add_feedback, make_feedback
+from jaxrl_fast.learning.feedback import add_feedback, make_feedback
 from jaxrl_fast.learning.updates import (
     DROPPED,
+    Average,
     Delays,
+    Learners,
     Learning,
     PartState,
     States,
     Updated,
     apply_gradients,
+    delayed,
     init_states,
     make_updates,
     metric_name,
@@ -27,10 +31,69 @@ from jaxrl_fast.learning.updates import (
     read_outside,
     step_when_due,
     tags_of,
+    teams_of,
 )
 from jaxrl_fast.numerics.optimizers import global_norm
 from jaxrl_fast.runtime.graph import Channels, Fragment, ShardingAxes
 from jaxrl_fast.runtime.placements import SERVER
+
+
+def several_learners(
+    learning: Learning, learners: int, average: Average, *, side_by_side: bool, max_shards: int
+) -> Learners:
+    """Build learners that share the batches, and their server.
+
+    Args:
+        learning: Settings of the learners.
+        learners: Number of learners.
+        average: Quantity that is averaged over them.
+        side_by_side: Whether the parts may run at the same time.
+        max_shards: Most logical shards, for messages.
+
+    Returns:
+        The fragments and their delays.
+
+    Raises:
+        ValueError: As `check_shares`.
+    """
+    check_shares(learning.agent, learners, max_shards)
+    if average != "parameters":
+        return averaging_gradients(learning, side_by_side, learners)
+    pairs = [
+        averaging_parameters(learning, team, learners)
+        for team in teams_of(learning, side_by_side=side_by_side)
+    ]
+    return delayed(
+        tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), learning.parts
+    )
+
+
+def check_shares(agent: BoundAgent, learners: int, max_shards: int) -> None:
+    """Check that batches can be split into equal shares for the learners.
+
+    Args:
+        agent: Algorithm bound to its environments.
+        learners: Number of learners.
+        max_shards: Most logical shards, for the message.
+
+    Raises:
+        ValueError: The logical shards are not divisible by the number of learners.
+    """
+    shards = agent.experience.shards
+    if learners < 1 or shards % learners:
+        raise ValueError(
+            f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of "
+            f"{max_shards}, num_envs and the batch): write learners={_divisor_near(shards, learners)}, or "
+            + (
+                f"shards={learners} with sizes that {learners} divides"
+                if learners > 0 and max_shards % learners
+                else "other sizes"
+            )
+        )
+
+
+def _divisor_near(number: int, wanted: int) -> int:
+    return max(d for d in range(1, number + 1) if number % d == 0 and d <= max(wanted, 1))
 
 
 def averaging_parameters(
@@ -114,9 +177,7 @@ def averaging_parameters(
     )
 
 
-def averaging_gradients(
-    learning: Learning, side_by_side: bool, learners: int
-) -> tuple[tuple[Fragment, ...], Delays]:
+def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> Learners:
     """Build a cycle with one round per update: the learners' gradients of a part, and the server's
     step.
 
@@ -129,7 +190,7 @@ def averaging_gradients(
         learners: Number of learners.
 
     Returns:
-        The fragments and the ages of their edges.
+        The fragments and their delays.
     """
     parts = learning.parts
     pairs = {
@@ -146,7 +207,7 @@ def averaging_gradients(
     for fragment in fragments:
         delays |= {(fragment.name, c): 1 for c in fragment.reads if c in parts and c not in seen}
         seen |= set(fragment.writes)
-    return fragments, delays
+    return Learners(fragments, delays)
 
 
 def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragment:

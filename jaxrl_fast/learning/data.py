@@ -65,7 +65,6 @@ class Replay(NamedTuple):
             policy's exploration.
         relabel: Changes windows as a batch is drawn, such as their goals in hindsight; None for no
             change.
-        recorded: `offline.Recorded` steps of a run with ``data``; None without.
     """
 
     capacity: int
@@ -79,7 +78,6 @@ class Replay(NamedTuple):
     prioritize: Prioritize | None = None
     warmup_actions: WarmupActions = "policy"
     relabel: Relabel | None = None
-    recorded: Any = None
 
 
 class OnPolicyBatch(NamedTuple):

@@ -6,8 +6,8 @@ takes the same number of samples from each shard. So a batch is the same set of 
 shards are spread over devices, and building it transfers no data between devices.
 """
 
+import math
 from collections.abc import Callable
-from math import gcd
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,9 @@ from jaxrl_fast.learning.algorithm import (
     Values,
     after_steps,
     apply_apart,
+    require_positive,
 )
+from jaxrl_fast.learning.feedback import Feedback
 from jaxrl_fast.networks.network import Network
 from jaxrl_fast.networks.per_agent import with_mixer
 from jaxrl_fast.numerics.normalization import Statistics, scale_experience
@@ -58,8 +60,8 @@ them. Leaves start with the seeds if there are several.
 """
 
 
-LearnPriorities = Callable[[PyTree, PyTree], PyTree]
-"""(state, `prioritized_replay.Feedback`) -> state with new priorities of the sequences in past
+LearnPriorities = Callable[[PyTree, Feedback], PyTree]
+"""(state, priorities of past updates) -> state with new priorities of the sequences in past
 updates.
 """
 
@@ -97,6 +99,24 @@ class Experience(NamedTuple):
     memory_every: int = 1
 
 
+class Batching(NamedTuple):
+    """The batches of a bound algorithm, and how many there are.
+
+    Attributes:
+        experience: How rollouts become minibatches.
+        updates_per_tick: Gradient updates in a tick.
+        batch_size: Environment steps in the minibatch of an update.
+        batch_sequences: Sequences in the minibatch of an update.
+        warmup_ticks: Ticks that only fill the storage.
+    """
+
+    experience: Experience
+    updates_per_tick: int
+    batch_size: int
+    batch_sequences: int
+    warmup_ticks: int = 0
+
+
 def logical_shards(num_envs: int, batch_size: int, most: int = MAX_SHARDS) -> int:
     """Return ``G``, the number of logical shards.
 
@@ -108,7 +128,7 @@ def logical_shards(num_envs: int, batch_size: int, most: int = MAX_SHARDS) -> in
     Returns:
         The greatest common divisor of all three.
     """
-    return gcd(most, num_envs, batch_size)
+    return math.gcd(most, num_envs, batch_size)
 
 
 def by_shard(leaf: jax.Array, shards: int) -> jax.Array:
@@ -232,6 +252,64 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
     low = max(1, (size - 1).bit_length())
     words = (jax.random.bits(key, (size,), jnp.uint32) << low) | jnp.arange(size, dtype=jnp.uint32)
     return (jnp.sort(words) & jnp.uint32(2**low - 1)).astype(jnp.int32)
+
+
+MakeExperience = Callable[[Agent, OnPolicy, int, int], Experience]
+"""As `on_policy_experience`."""
+
+
+def from_rollouts(
+    agent: Agent, data: OnPolicy, num_envs: int, max_shards: int, make: MakeExperience
+) -> Batching:
+    """Return the batches of on-policy data.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates, with the length of sequences filled in.
+        num_envs: Number of environments.
+        max_shards: Limit of the shards.
+        make: Builds the minibatches.
+
+    Returns:
+        The batches.
+
+    Raises:
+        ValueError: The rollout cannot be split equally into minibatches.
+    """
+    steps = minibatch_steps(agent, data, num_envs)
+    return Batching(
+        experience=make(agent, data, num_envs, max_shards),
+        updates_per_tick=data.num_epochs * data.num_minibatches,
+        batch_size=steps,
+        batch_sequences=steps // (data.sequence_length or 1),
+    )
+
+
+def minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
+    """Return the number of steps per minibatch.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        num_envs: Number of environments.
+
+    Returns:
+        The number of steps.
+
+    Raises:
+        ValueError: The rollout cannot be split equally into minibatches.
+    """
+    require_positive(num_epochs=data.num_epochs, num_minibatches=data.num_minibatches)
+    steps, length = agent.rollout_length, data.sequence_length or 1
+    if steps % length:
+        raise ValueError(f"rollout_length={steps} is not a multiple of sequence_length={length}")
+    sequences, count = num_envs * steps // length, data.num_minibatches
+    if sequences % count:
+        write = f"steps, which algo.num_minibatches={count} does not divide: write {math.gcd(sequences, count)}"
+        raise ValueError(
+            f"num_envs={num_envs} rollout_length={steps} gives {sequences} sequences of {length} {write}"
+        )
+    return sequences // count * length
 
 
 def on_policy_experience(

@@ -6,9 +6,9 @@ sample ──rollout──▶ statistics ──statistics──▶ (next tick)
    └──rollout──▶ experience ──batches──▶ learn ──actor, critic──▶ (next tick)
 ```
 
-One learner is a fragment ``learn`` that makes all K updates of a tick, or a fragment per part.
-Several learners have equal shares of every batch. A ``server`` averages their gradients after every
-update or their parameters once a tick, or applies their gradients in turns (`averaging`).
+What differs between runs is handed in (`assembly`): the fragment that samples, the batches of the
+algorithm's data, and the learners. One learner is a fragment ``learn`` that makes all K updates of
+a tick, or a fragment per part. Several learners have a ``server`` (`averaging`).
 """
 
 import math
@@ -19,37 +19,19 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import (
-    Batches,
-    EnvSpec,
-    Products,
-    PyTree,
-    Transition,
-    is_image,
-    require_vectorized,
-    reward_shape,
-)
+from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, reward_shape
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting, uniform_first
+from jaxrl_fast.learning.acting import Acting, BoundAgent
 from jaxrl_fast.learning.algorithm import (
     Agent,
     AnyAlgorithm,
     Learned,
     OnPolicy,
-    Part,
     Replay,
     init_params,
-    require_positive,
 )
-from jaxrl_fast.learning.averaging import averaging_gradients, averaging_parameters
-from jaxrl_fast.learning.flat_params import make_learning
-from jaxrl_fast.learning.frame_stack import View, make_view, stacked_acting, stacked_on_policy
-from jaxrl_fast.learning.host_sampling import host_sampler
-from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, on_policy_experience
-from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
-from jaxrl_fast.learning.offline import Recorded, starting_offline
-from jaxrl_fast.learning.relabeling import transformed
+from jaxrl_fast.learning.minibatches import MAX_SHARDS, Batching
 from jaxrl_fast.learning.rollout import (
     SamplerState,
     sample_compiled,
@@ -58,31 +40,16 @@ from jaxrl_fast.learning.rollout import (
     start,
     unroll,
 )
-from jaxrl_fast.learning.updates import (
-    PRIORITIES,
-    Average,
-    Delays,
-    OnNan,
-    all_finite,
-    learn_fragment,
-)
+from jaxrl_fast.learning.updates import PRIORITIES, Average, Learners, OnNan, all_finite
 from jaxrl_fast.numerics.normalization import (
     Statistics,
     init_stats,
     normalize,
-    normalizes,
     update_returns,
     update_stats,
 )
 from jaxrl_fast.numerics.optimizers import at_start, resolve, schedules
-from jaxrl_fast.runtime.graph import (
-    NOT_SHARDED,
-    Channels,
-    Fragment,
-    Graph,
-    ShardingAxes,
-    check_graph,
-)
+from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check_graph
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 
 Overlap = Literal["none", "sampling", "actor_critic", "all"]
@@ -104,8 +71,6 @@ class GraphOptions(NamedTuple):
         joined: Whether similar arrays are joined into one, for devices that start kernels singly;
             changes results only by rounding.
         shards: Most logical shards of replay and minibatches, so most devices that share them.
-        recorded: Steps that the run learns from without, or before, sampling its own; None for
-            none.
     """
 
     overlap: Overlap = "none"
@@ -116,95 +81,6 @@ class GraphOptions(NamedTuple):
     empty_until: int = 0
     joined: bool = False
     shards: int = MAX_SHARDS
-    recorded: Recorded | None = None
-
-
-class Learners(NamedTuple):
-    """Fragments of learning, and their connections.
-
-    Attributes:
-        fragments: Fragments in the order in which they run.
-        delays: 1 for each (reader, channel) whose data is one tick, or round, old (`graph.Graph`).
-    """
-
-    fragments: tuple[Fragment, ...]
-    delays: Delays
-
-
-def build_learners(
-    agent: BoundAgent, options: GraphOptions = GraphOptions(), start: int = 0
-) -> Learners:
-    """Build the learning half of a graph.
-
-    The fragments read ``batches`` and write a channel of `Learned` for each part. By default the
-    parts take turns at every update, and each reads the others' newest parameters (SAC and TD3 as
-    published). If ``options.overlap`` lets them run at the same time, each reads the others'
-    parameters of the last exchange. An exchange is a tick, or an update if a server applies the
-    gradients of several learners.
-
-    Args:
-        agent: Algorithm bound to its environments.
-        options: Options of the graph.
-        start: First tick with updates.
-
-    Returns:
-        The fragments and their delays.
-
-    Raises:
-        ValueError: The learners cannot share the batches equally.
-    """
-    learners, average, side_by_side = (
-        options.learners,
-        options.average,
-        options.overlap in ("actor_critic", "all"),
-    )
-    if learners != 1:
-        check_shares(agent, learners, options.shards)
-    learning = make_learning(
-        agent, start=start, nan=options.nan, turns=average == "turns", joined=options.joined
-    )
-    teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
-    if learners > 1 and average != "parameters":
-        return Learners(*averaging_gradients(learning, side_by_side, learners))
-    if learners > 1:
-        pairs = [averaging_parameters(learning, team, learners) for team in teams]
-        return _delayed(
-            tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), agent.parts
-        )
-    return _delayed(tuple(learn_fragment(learning, team) for team in teams), agent.parts)
-
-
-def check_shares(agent: BoundAgent, learners: int, max_shards: int) -> None:
-    """Check that batches can be split into equal shares for the learners.
-
-    Args:
-        agent: Algorithm bound to its environments.
-        learners: Number of learners.
-        max_shards: Most logical shards, for the message.
-
-    Raises:
-        ValueError: The logical shards are not divisible by the number of learners.
-    """
-    shards = agent.experience.shards
-    if learners < 1 or shards % learners:
-        raise ValueError(
-            f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of "
-            f"{max_shards}, num_envs and the batch): write learners={_divisor_near(shards, learners)}, or "
-            + (
-                f"shards={learners} with sizes that {learners} divides"
-                if learners > 0 and max_shards % learners
-                else "other sizes"
-            )
-        )
-
-
-def _delayed(fragments: tuple[Fragment, ...], parts: dict[str, Part]) -> Learners:
-    delays = {(f.name, c): 1 for f in fragments for c in f.reads if c in parts}
-    return Learners(fragments, delays)
-
-
-def _divisor_near(number: int, wanted: int) -> int:
-    return max(d for d in range(1, number + 1) if number % d == 0 and d <= max(wanted, 1))
 
 
 class StatisticsState(NamedTuple):
@@ -307,7 +183,7 @@ def experience_fragment(
         The fragment.
     """
     reads = ("rollout", *agent.experience.reads) + (
-        ("statistics",) if _needs_statistics(agent) else ()
+        ("statistics",) if needs_statistics(agent) else ()
     )
 
     def init(key: jax.Array) -> PyTree:
@@ -346,67 +222,79 @@ def with_priorities(fragment: Fragment, agent: BoundAgent) -> Fragment:
     return fragment._replace(step=step, reads=(*fragment.reads, PRIORITIES))
 
 
-def build_graph(
-    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, options: GraphOptions = GraphOptions()
-) -> tuple[Graph, BoundAgent]:
-    """Build the graph of one run.
+def compiled_sampler(env: VecEnv, agent: BoundAgent, *, joined: bool = False) -> Fragment:
+    """Build the fragment ``sample`` for compiled environments.
 
     Args:
         env: Environments.
-        algorithm: Algorithm.
-        options: Options of the graph.
+        agent: Algorithm bound to them.
+        joined: Whether steps are stored packed.
 
     Returns:
-        The graph, and the algorithm bound to its environments.
-
-    Raises:
-        ValueError: As `bind` or `graph_of`.
+        The fragment.
     """
-    require_vectorized(env, algorithm)
-    agent = bind(algorithm, env.spec, env.num_envs, options.shards)
-    return graph_of(env, algorithm, agent, options), agent
+    scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every
+    scan = scan if every == 1 else partial(scan_sequences, every, scan)
+    return sample_compiled(
+        partial(sample_fragment, agent=agent, scan=scan), env, agent.rollout_length
+    )
 
 
-def graph_of(
-    env: VecEnv | HostEnv, algorithm: AnyAlgorithm, agent: BoundAgent, options: GraphOptions
-) -> Graph:
-    """Build the graph of one run from a bound algorithm.
+def require_total_steps(algorithm: AnyAlgorithm, options: GraphOptions) -> None:
+    """Check that the length of the run is given if a hyper-parameter is a schedule.
 
     Args:
-        env: Environments.
         algorithm: Algorithm.
-        agent: Algorithm bound to the environments.
         options: Options of the graph.
 
-    Returns:
-        The graph.
-
     Raises:
-        ValueError: A schedule lacks ``total_steps``, or the learners cannot share the batches.
+        ValueError: A schedule lacks ``total_steps``.
     """
-    steps_per_tick = env.num_envs * agent.rollout_length
     if (names := ", ".join(schedules(algorithm.hyper))) and options.total_steps is None:
         raise ValueError(
             f"{names} of {algorithm.name} is a schedule: write total_steps=..., or a constant {names}"
         )
-    lag = options.overlap in ("sampling", "all")
-    learning = build_learners(agent, options, options.empty_until + agent.warmup_ticks + lag)
-    statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
-    experience = experience_fragment(env, agent, options.shards)
-    experience = (
-        experience
-        if agent.experience.prioritized_by is None
-        else with_priorities(experience, agent)
-    )
-    before = (sampler(env, agent, joined=options.joined), *statistics, experience)
-    before = (
-        starting_offline(before, env, agent, rollout_shapes, options.recorded)
-        if options.recorded
-        else before
-    )
+
+
+def delays_sampling(options: GraphOptions) -> bool:
+    """Return whether the learners read the batches of the last tick.
+
+    Args:
+        options: Options of the graph.
+
+    Returns:
+        True if sampling and learning may run at the same time.
+    """
+    return options.overlap in ("sampling", "all")
+
+
+def compose(
+    before: tuple[Fragment, ...],
+    learning: Learners,
+    agent: BoundAgent,
+    options: GraphOptions,
+    *,
+    steps_per_tick: int,
+    products: Products,
+) -> Graph:
+    """Join the fragments of a run into its graph.
+
+    Args:
+        before: Fragments that make the batches: ``sample``, ``statistics`` if the algorithm needs
+            them, and ``experience``.
+        learning: Fragments of learning.
+        agent: Algorithm bound to its environments.
+        options: Options of the graph.
+        steps_per_tick: Environment steps of a tick, over all environments.
+        products: Matrix products of the updates, and whether the program also steps environments.
+
+    Returns:
+        The graph.
+    """
     last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
-    delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
+    if delays_sampling(options):
+        delays |= {(f.name, "batches"): 1 for f in learning.fragments if "batches" in f.reads}
 
     def hyper_at(hyper: Any, tick: jax.Array) -> Any:
         return resolve(
@@ -414,36 +302,7 @@ def graph_of(
             jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0),
         )
 
-    return check_graph(
-        Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent))
-    )
-
-
-def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -> Fragment:
-    """Build the fragment ``sample`` for compiled or host environments.
-
-    Args:
-        env: Environments.
-        agent: Algorithm bound to them.
-        joined: Whether compiled steps are stored packed.
-
-    Returns:
-        The fragment.
-    """
-    if isinstance(env, HostEnv):
-        sample = host_sampler(env, agent, rollout_shapes(env, agent))
-    else:
-        scan, every = scan_packed if joined else jax.lax.scan, agent.experience.memory_every
-        scan = scan if every == 1 else partial(scan_sequences, every, scan)
-        sample = sample_compiled(
-            partial(sample_fragment, agent=agent, scan=scan), env, agent.rollout_length
-        )
-    by_agents = (
-        NOT_SHARDED
-        if agent.num_agents is None
-        else ShardingAxes(None, {}, agent.num_agents, "agents")
-    )
-    return sample._replace(by_agents=by_agents)
+    return check_graph(Graph(before + learning.fragments, delays, hyper_at, products=products))
 
 
 def products_beside(env: VecEnv | HostEnv, agent: BoundAgent) -> Products:
@@ -509,7 +368,15 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
     return whole._replace(extras=whole.extras._replace(memory=memory))
 
 
-def _needs_statistics(agent: Agent | BoundAgent) -> bool:
+def needs_statistics(agent: Agent | BoundAgent) -> bool:
+    """Return whether an algorithm normalizes with running statistics.
+
+    Args:
+        agent: Algorithm, bound or not.
+
+    Returns:
+        True if it normalizes observations or rewards.
+    """
     return bool(agent.normalize_observations or agent.normalize_rewards)
 
 
@@ -525,94 +392,38 @@ def _if_finite(
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
 
 
-def bind(
-    algorithm: AnyAlgorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS
+def bound_agent(
+    algorithm: AnyAlgorithm, agent: Agent, spec: EnvSpec, acting: Acting, batching: Batching
 ) -> BoundAgent:
-    """Bind an algorithm to environments.
+    """Join what an algorithm has in its environments.
 
     Args:
         algorithm: Algorithm.
+        agent: Algorithm built for one environment.
         spec: Environment.
-        num_envs: Number of environments.
-        shards: Most logical shards of its data.
+        acting: Action selection.
+        batching: Batches of its data.
 
     Returns:
         The bound algorithm.
-
-    Raises:
-        ValueError: The algorithm does not support the environment, or two sizes do not match.
     """
-    if algorithm.for_agents or spec.num_agents is not None:
-        require_agents(algorithm, spec)
-    view = view_of(spec)
-    agent = algorithm.build(spec if view is None else view.spec, num_envs)
-    agent = agent._replace(normalize_observations=normalizes(agent.normalize_observations, spec))
-    acting = acting_of(agent, view)
-    memory = bool(acting.initial_carry(1).memory)
-    data = with_sequences(agent, memory=memory)
-    require_positive(
-        rollout_length=agent.rollout_length,
-        sequence_length=data.sequence_length or 1,
-        shards=shards,
-    )
-    if isinstance(data, OnPolicy):
-        sizes, experience = _from_rollouts(agent, data, view, num_envs, shards)
-    else:
-        sizes, experience = _from_replay(agent, data, view, num_envs, shards, memory)
-        if data.warmup_actions == "uniform" and data.warmup_steps:
-            acting = uniform_first(acting, spec.action, data.warmup_steps)
     # The first rollout is not normalized: losses of its raw numbers would be thousands of times too
     # large.
-    updates_per_tick, batch_size, batch_sequences, warmup_ticks = sizes
-    if agent.transform is not None:
-        experience = transformed(experience, agent, algorithm.hyper)
     return BoundAgent(
         parts=agent.parts,
         acting=acting,
-        experience=experience,
+        experience=batching.experience,
         hyper=at_start(algorithm.hyper),
         rollout_length=agent.rollout_length,
-        updates_per_tick=updates_per_tick,
-        batch_size=batch_size,
-        batch_sequences=batch_sequences,
-        warmup_ticks=max(warmup_ticks, int(_needs_statistics(agent))),
+        updates_per_tick=batching.updates_per_tick,
+        batch_size=batching.batch_size,
+        batch_sequences=batching.batch_sequences,
+        warmup_ticks=max(batching.warmup_ticks, int(needs_statistics(agent))),
         normalize_observations=bool(agent.normalize_observations),
         normalize_rewards=agent.normalize_rewards,
         max_return=agent.max_return,
         num_agents=spec.num_agents,
-        products=products_of(agent, spec, batch_size),
-    )
-
-
-Made = tuple[tuple[int, int, int, int], Experience]
-"""Updates in a tick, steps and sequences in a minibatch, ticks of warm-up; and where batches come
-from.
-"""
-
-
-def _from_rollouts(
-    agent: Agent, data: OnPolicy, view: View | None, num_envs: int, shards: int
-) -> Made:
-    steps = _minibatch_steps(agent, data, num_envs)
-    make = (
-        on_policy_experience
-        if view is None or view.stack == 1
-        else partial(stacked_on_policy, view)
-    )
-    sizes = data.num_epochs * data.num_minibatches, steps, steps // (data.sequence_length or 1), 0
-    return sizes, make(agent, data, num_envs, shards)
-
-
-def _from_replay(
-    agent: Agent, data: Replay, view: View | None, num_envs: int, shards: int, memory: bool
-) -> Made:
-    require_positive(
-        updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step
-    )
-    steps = data.batch_size * data.sequence_length
-    sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
-    return sizes, off_policy_experience(
-        agent, data, view, num_envs, memory=memory, max_shards=shards
+        products=products_of(agent, spec, batching.batch_size),
     )
 
 
@@ -684,49 +495,3 @@ def with_sequences(agent: Agent, *, memory: bool) -> OnPolicy | Replay:
         return data if memory else data._replace(sequence_length=1, burn_in=0)
     length = data.sequence_length or (agent.rollout_length if memory else 1)
     return data._replace(sequence_length=length)
-
-
-def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
-    """Return the number of steps per minibatch.
-
-    Raises:
-        ValueError: The rollout cannot be split equally into minibatches.
-    """
-    require_positive(num_epochs=data.num_epochs, num_minibatches=data.num_minibatches)
-    steps, length = agent.rollout_length, data.sequence_length or 1
-    if steps % length:
-        raise ValueError(f"rollout_length={steps} is not a multiple of sequence_length={length}")
-    sequences, count = num_envs * steps // length, data.num_minibatches
-    if sequences % count:
-        write = f"steps, which algo.num_minibatches={count} does not divide: write {math.gcd(sequences, count)}"
-        raise ValueError(
-            f"num_envs={num_envs} rollout_length={steps} gives {sequences} sequences of {length} {write}"
-        )
-    return sequences // count * length
-
-
-def view_of(spec: EnvSpec) -> View | None:
-    """Return how networks read the images of an observation.
-
-    Args:
-        spec: Environment.
-
-    Returns:
-        The view; None without images and frame stack.
-    """
-    images = any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
-    return make_view(spec) if images or spec.frame_stack != 0 else None
-
-
-def acting_of(agent: Agent, view: View | None) -> Acting:
-    """Build the `Acting` of an agent, on single frames.
-
-    Args:
-        agent: Algorithm built for one environment.
-        view: How networks read images; None without images.
-
-    Returns:
-        The action selection.
-    """
-    acting = make_acting(agent)
-    return acting if view is None or view.stack == 1 else stacked_acting(acting, view)

@@ -13,7 +13,7 @@ import optax
 from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import GradientResult, Learned, Part, init_params
-from jaxrl_fast.learning.prioritized_replay import empty_feedback, make_feedback
+from jaxrl_fast.learning.feedback import empty_feedback, make_feedback
 from jaxrl_fast.networks.network import STATISTICS
 from jaxrl_fast.numerics.optimizers import global_norm
 from jaxrl_fast.runtime.graph import NOT_SHARDED, Channels, Fragment, Inner, ShardingAxes
@@ -334,6 +334,32 @@ Delays = dict[tuple[str, str], int]
 """By (reader, channel): age of the data, 0 or 1 (`graph.Graph`)."""
 
 
+class Learners(NamedTuple):
+    """Fragments of learning, and their connections.
+
+    Attributes:
+        fragments: Fragments in the order in which they run.
+        delays: 1 for each (reader, channel) whose data is one tick, or round, old (`graph.Graph`).
+    """
+
+    fragments: tuple[Fragment, ...]
+    delays: Delays
+
+
+def delayed(fragments: tuple[Fragment, ...], parts: dict[str, Part]) -> Learners:
+    """Let fragments read the parameters of parts as they were after the last tick.
+
+    Args:
+        fragments: Fragments of learning.
+        parts: Parts of the algorithm.
+
+    Returns:
+        The fragments and their delays.
+    """
+    delays = {(f.name, c): 1 for f in fragments for c in f.reads if c in parts}
+    return Learners(fragments, delays)
+
+
 class Learning(NamedTuple):
     """Settings of every learner.
 
@@ -371,6 +397,33 @@ class Learning(NamedTuple):
         shards = self.agent.experience.shards
         sequences = self.agent.updates_per_tick * self.agent.batch_sequences // shards
         return {PRIORITIES: empty_feedback((learners, shards // learners, sequences))}
+
+
+def teams_of(learning: Learning, *, side_by_side: bool) -> list[tuple[str, ...]]:
+    """Group the parts that one fragment updates in turns.
+
+    Args:
+        learning: Settings of the learners.
+        side_by_side: Whether the parts may run at the same time, so that each is alone.
+
+    Returns:
+        Names of parts by group.
+    """
+    return [(name,) for name in learning.parts] if side_by_side else [tuple(learning.parts)]
+
+
+def one_learner(learning: Learning, *, side_by_side: bool) -> Learners:
+    """Build one learner, which makes all updates.
+
+    Args:
+        learning: Settings of the learner.
+        side_by_side: Whether the parts may run at the same time.
+
+    Returns:
+        The fragments and their delays.
+    """
+    teams = teams_of(learning, side_by_side=side_by_side)
+    return delayed(tuple(learn_fragment(learning, team) for team in teams), learning.parts)
 
 
 def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> Fragment:

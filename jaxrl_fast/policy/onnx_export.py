@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast import jaxprs
-from jaxrl_fast.learning.numpy_source import einsum_formula
+from jaxrl_fast.jaxprs import einsum_formula
 
 OPSET = 18
 IR_VERSION = 8

@@ -32,7 +32,7 @@ from jaxrl_fast.core import (
 from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, AnyAlgorithm, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
-from jaxrl_fast.learning.run_graph import acting_of, view_of
+from jaxrl_fast.learning.observation_view import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
 from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
 from jaxrl_fast.system import CODE, names_code, path_of, replace_file

@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy, PolicyParams
 from jaxrl_fast.population import slots as places
 from jaxrl_fast.population.member_groups import (
@@ -26,6 +25,7 @@ from jaxrl_fast.population.search_space import Shares, value_of
 from jaxrl_fast.population.slots import Arrays
 from jaxrl_fast.population.trials import Book, Trial
 from jaxrl_fast.runtime import hosts
+from jaxrl_fast.runtime.callback_errors import reraise_callback_error
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.hosts import named
 from jaxrl_fast.runtime.placements import SAMPLING

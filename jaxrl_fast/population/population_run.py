@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.algorithms.registry import declared_named
+from jaxrl_fast.assembly import make_job
 from jaxrl_fast.core import require_devices, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
@@ -42,9 +43,9 @@ from jaxrl_fast.settings.schema import (
 )
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training import checkpoints
-from jaxrl_fast.training.callbacks import Calls, ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
+from jaxrl_fast.training.callbacks import ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
 from jaxrl_fast.training.checkpoints import Checkpointer
-from jaxrl_fast.training.job import Job, make_job
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.records import RunStatus
 from jaxrl_fast.training.run_folder import locked, write_summary
 
@@ -182,7 +183,7 @@ def _saver(files: Files, tell: Tell) -> Checkpointer:
     assert files.folder is not None
     if hosts.is_first():
         checkpoints.remove_stale(files.folder / FOLDER)
-    return Checkpointer(files.folder / FOLDER, Checkpoints(keep=2), {}, [], Calls(tell=tell))
+    return Checkpointer(files.folder / FOLDER, Checkpoints(keep=2), {}, [], tell)
 
 
 def _save(

@@ -16,7 +16,6 @@ from jaxrl_fast.algorithms.registry import CUSTOM, declared_named
 from jaxrl_fast.core import EnvSpec, MadeEnv, made_by
 from jaxrl_fast.fields import replaced_functions, types_of
 from jaxrl_fast.learning.algorithm import AnyAlgorithm, DeclaredAlgorithm, declaration_of
-from jaxrl_fast.learning.datasets import Dataset
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import is_function, plain
 from jaxrl_fast.runtime.cluster import Processes
@@ -176,13 +175,25 @@ def stored_settings(run: Run, env: "Environments", algorithm: AnyAlgorithm) -> d
         environment and the algorithm that were made.
     """
     settings = {key: value for key, value in flat_settings(run).items() if _is_plain(value)}
-    if isinstance(run.data, Dataset):
+    if has_arrays(run):
         settings["data"] = str(run.data)
     return settings | {
         f"{MADE}env": env.spec.name,
         f"{MADE}arguments": env.spec.arguments,
         f"{MADE}algo": algorithm.name,
     }
+
+
+def has_arrays(run: Run) -> bool:
+    """Return whether a program gave the recorded steps of a run as arrays, which no file names.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        True for a `jaxrl_fast.Dataset`, False for its place and without data.
+    """
+    return not isinstance(run.data, str | None)
 
 
 def _is_plain(value: Any) -> bool:
@@ -335,7 +346,7 @@ def repeated_by(env: Environments, algorithm: AnyAlgorithm, run: Run) -> str:
         or declared is None
         or replaced_functions(declared)
         or not isinstance(run.placement, str)
-        or isinstance(run.data, Dataset)
+        or has_arrays(run)
     ):
         return ""
     try:

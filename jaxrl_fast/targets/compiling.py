@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_fast.assembly import build_graph, with_own_data
 from jaxrl_fast.commands.prepare import taught_algorithm
 from jaxrl_fast.commands.run_config import make_envs, with_defaults
+from jaxrl_fast.hosts.io_callback_env import check_placement, in_graph
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
-from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import LEARNING, REPLAY, SAMPLING, Placement, place_on
@@ -21,7 +21,7 @@ from jaxrl_fast.settings.run import Run, make_graph_options
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.accelerators import Chip, Target, devices_of
 from jaxrl_fast.targets.program_cost import ProgramCost, by_group, cost_of, find_dump, module_name
-from jaxrl_fast.training.job import plan_run, with_own_data
+from jaxrl_fast.training.job import plan_run
 from jaxrl_fast.views.description import compiled_parts
 
 PREALLOCATED = {"cuda": 0.75, "tpu": 1.0}
@@ -194,9 +194,9 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     """
     env = make_envs(run)
     algorithm = taught_algorithm(with_defaults(run, env.spec))[0]
-    algorithm, options = with_own_data(algorithm, run, make_graph_options(run), env.spec)
-    options = options._replace(joined=starts_kernels_singly(target.chip.platform))
-    graph, agent = build_graph(in_graph(env).env, algorithm, options)
+    algorithm, recorded = with_own_data(algorithm, run, env.spec)
+    options = make_graph_options(run)._replace(joined=starts_kernels_singly(target.chip.platform))
+    graph, agent = build_graph(in_graph(env).env, algorithm, options, recorded)
     placed = place_on(graph, placement_for(run, target), devices_of(target))
     check_placement(env, placed)
     plan = plan_run(env, agent, run.total_steps, run.eval.every, run.checkpoint.every)

@@ -8,18 +8,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import Policy
-from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.settings.schema import EvalOptions
 
@@ -175,194 +171,12 @@ copy what you need.
 """
 
 
-class Listeners(NamedTuple):
-    """Pages and pictures that follow a run in its folder. The training loop does not depend on
-    them.
-
-    Attributes:
-        on_start: ``(folder, job, state, run)``, before the first chunk, with `RunFolder`, `Job`,
-            state and compiled chunk.
-        on_row: ``(folder)``, after each row of the history.
-        on_finish: ``(folder, policy)``, when the last policy was written.
-        on_end: ``(run_dir, tell)``, when all files are closed, also after an error.
-    """
-
-    on_start: Callable[[Any, Any, Any, Any], None] = lambda folder, job, state, run: None
-    on_row: Callable[[Any], None] = lambda folder: None
-    on_finish: Callable[[Any, Policy], None] = lambda folder, policy: None
-    on_end: Callable[[Path, Tell], None] = lambda run_dir, tell: None
-
-
-class LastPolicyCalls(NamedTuple):
-    """What happens with the last policy of a run that has reached its end.
-
-    Attributes:
-        show: ``(policy, should_stop)``, when the policy is determined, once or several times.
-        wait: ``(should_stop)``, at the end of the run, also of one that was stopped.
-    """
-
-    show: Callable[[Policy, ShouldStop], None] = lambda policy, should_stop: None
-    wait: Callable[[ShouldStop], None] = lambda should_stop: None
-
-
-class Calls(NamedTuple):
-    """The callbacks of a run.
-
-    Attributes:
-        on_metrics: Called with each row; None for none.
-        should_stop: Called before each chunk.
-        between_chunks: Called after each chunk; None for none.
-        on_new_policy: Called after each evaluation.
-        evaluate: Replaces the run's evaluation; None for none.
-        tell: Shows messages to the user.
-        listeners: Pages and pictures in the run's folder.
-        on_evaluation: ``(evaluations, snapshot, totals [S, episodes])``, called in all processes
-            when an evaluation is recorded, with `Evaluations` and the evaluated `Snapshot`.
-        on_checkpoint: Called in the thread that writes checkpoints.
-        last: Called with the last policy.
-        ended_by: ``(scores [S]) -> setting``, the name of the setting by which a run ends whose
-            last evaluation has these scores, "" to go on. Pure, so that a resumed run ends at the
-            same chunk.
-    """
-
-    on_metrics: OnMetrics | None = None
-    should_stop: ShouldStop = lambda: False
-    between_chunks: BetweenChunks | None = None
-    on_new_policy: OnNewPolicy = lambda: None
-    evaluate: Callable[..., EpisodeTotals] | None = None
-    tell: Tell = to_stderr
-    listeners: Listeners = Listeners()
-    on_evaluation: Callable[[Any, Any, EpisodeTotals], None] = (
-        lambda evaluations, snapshot, totals: None
-    )
-    on_checkpoint: OnCheckpoint = lambda path: None
-    last: LastPolicyCalls = LastPolicyCalls()
-    ended_by: Callable[[np.ndarray], str] = lambda scores: ""
-
-
-LAST_POLICY_POLL_S = 0.1
-"""Interval in seconds at which a wait for the callback checks whether the run should stop."""
-
-
-class LastPolicy:
-    """Calls ``on_last_policy`` at most once, in a thread of process 0, unless the run should stop."""
-
-    def __init__(self, on_last_policy: OnLastPolicy) -> None:
-        self.on_last_policy = on_last_policy
-        self._shown: Future[None] | None = None
-
-    def show(self, policy: Policy, should_stop: ShouldStop) -> None:
-        """Start the callback, unless it was started before."""
-        if self._shown is not None or not hosts.is_first() or should_stop():
-            return
-        worker = ThreadPoolExecutor(1, thread_name_prefix="last policy")
-        self._shown = worker.submit(self.on_last_policy, policy)
-        worker.shutdown(wait=False)
-
-    def wait(self, should_stop: ShouldStop) -> None:
-        """Wait until the callback has ended and raise its error, unless the run should stop."""
-        if self._shown is None:
-            return
-        while not self._shown.done() and not should_stop():
-            wait([self._shown], timeout=LAST_POLICY_POLL_S)
-        if self._shown.done():
-            self._shown.result()
-
-
 class CallbackError(Exception):
     """An error of ``on_checkpoint``, ``cause``, which is not an error of writing."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-def with_callbacks(
-    calls: Calls,
-    job: Any,
-    run_dir: str | Path | None,
-    on_eval: OnEval | None = None,
-    on_checkpoint: OnCheckpoint | None = None,
-    on_episode_end: OnEpisodeEnd | None = None,
-    on_last_policy: OnLastPolicy | None = None,
-    stop_return: float | None = None,
-) -> Calls:
-    """Add callbacks, and the return at which a run stops.
-
-    Args:
-        calls: Callbacks of the run.
-        job: `Job` of the run.
-        run_dir: Folder of the run, or None.
-        on_eval: Called with each evaluation, or None.
-        on_checkpoint: Called with each checkpoint, or None.
-        on_episode_end: Called with the ended training episodes of each chunk, or None.
-        on_last_policy: Called with the last policy, or None.
-        stop_return: Mean greedy return of an evaluation at which the run stops, or None.
-
-    Returns:
-        The callbacks.
-
-    Raises:
-        ValueError: The run makes no evaluations or checkpoints, or has reached ``stop_return``.
-    """
-    if on_eval is not None:
-        _require_evaluations("on_eval", job.run.eval)
-        calls = calls._replace(on_evaluation=_evaluation_for(on_eval))
-    if on_checkpoint is not None:
-        if run_dir is None or not job.run.checkpoint.keep:
-            raise ValueError(
-                "on_checkpoint needs checkpoints: write run_dir=..., and checkpoint.keep of at least 1"
-            )
-        calls = calls._replace(on_checkpoint=_naming_its_errors(on_checkpoint))
-    if on_episode_end is not None:
-        calls = calls._replace(on_metrics=_with_episodes(calls.on_metrics, on_episode_end))
-    if on_last_policy is not None:
-        last = LastPolicy(on_last_policy)
-        calls = calls._replace(last=LastPolicyCalls(last.show, last.wait))
-    return calls if stop_return is None else stopping_at_return(calls, job, stop_return)
-
-
-def _evaluation_for(on_eval: OnEval) -> Callable[[Any, Any, EpisodeTotals], None]:
-    def on_evaluation(evaluations: Any, snapshot: Any, totals: EpisodeTotals) -> None:
-        if hosts.is_first():
-            success = None if isinstance(totals.success, tuple) else np.asarray(totals.success)
-            evaluation = Evaluation(
-                env_steps=snapshot.env_steps,
-                returns=np.asarray(totals.returns),
-                length=np.asarray(totals.length),
-                success=success,
-                policy_of=partial(evaluations.evaluation.policy_of, snapshot.params),
-            )
-            on_eval(evaluation)
-
-    return on_evaluation
-
-
-def _naming_its_errors(on_checkpoint: OnCheckpoint) -> OnCheckpoint:
-    def call(path: Path) -> None:
-        try:
-            on_checkpoint(path)
-        except Exception as error:
-            raise CallbackError(error) from None
-
-    return call
-
-
-def _with_episodes(on_metrics: OnMetrics | None, on_episode_end: OnEpisodeEnd) -> OnMetrics:
-    def call(row: Row) -> None:
-        if on_metrics is not None:
-            on_metrics(row)
-        if row["kind"] == "train" and row["episodes"]:
-            of_seeds = row.get("seeds", [row])
-            names = ("episodes", "episode_return", "episode_length")
-            number, *means = ([seed[name] for seed in of_seeds] for name in names)
-            on_episode_end(
-                EndedEpisodes(
-                    row["env_steps"], np.array(number), *(np.array(x, float) for x in means)
-                )
-            )
-
-    return call
 
 
 STOP_RETURN = "stop.return"
@@ -380,14 +194,23 @@ def check_stop(stop_return: float | None, asked: EvalOptions) -> None:
     """
     if stop_return is None:
         return
-    _require_evaluations(STOP_RETURN, asked)
+    require_evaluations(STOP_RETURN, asked)
     if asked.beside:
         raise ValueError(
             f"{STOP_RETURN} evaluates between chunks: leave eval.beside out, or write eval.beside=false"
         )
 
 
-def _require_evaluations(what: str, asked: EvalOptions) -> None:
+def require_evaluations(what: str, asked: EvalOptions) -> None:
+    """Check that a run has evaluations.
+
+    Args:
+        what: Name of the argument that needs them.
+        asked: Options of evaluation.
+
+    Raises:
+        ValueError: There are none.
+    """
     if asked.every == 0:
         raise ValueError(
             f"{what} needs evaluations, and eval.every=0 makes none: leave one of them out"
@@ -405,44 +228,6 @@ def reached(stop_return: float | None, scores: Sequence[float] | np.ndarray) -> 
         Whether the mean over seeds is at least as high.
     """
     return stop_return is not None and len(scores) > 0 and float(np.mean(scores)) >= stop_return
-
-
-def stopping_at_return(calls: Calls, job: Any, stop_return: float) -> Calls:
-    """Let an evaluation of a high return end a run.
-
-    Args:
-        calls: Callbacks of the run.
-        job: `Job` of the run.
-        stop_return: Mean greedy return over all seeds.
-
-    Returns:
-        The callbacks.
-
-    Raises:
-        ValueError: The run cannot be stopped by its evaluations, or the resumed run has reached the
-            return.
-    """
-    check_stop(stop_return, job.run.eval)
-    if job.resumed is not None and reached(stop_return, job.resumed.progress["scores"]):
-        raise ValueError(
-            describe_reached(stop_return, job.resumed.description.path, job.resumed.progress)
-        )
-
-    def on_evaluation(evaluations: Any, snapshot: Any, totals: EpisodeTotals) -> None:
-        calls.on_evaluation(evaluations, snapshot, totals)
-        if reached(stop_return, evaluations.recorder.scores):
-            score, steps = (
-                evaluations.recorder.score(),
-                f"{snapshot.env_steps:,} of {job.run.total_steps:,} steps",
-            )
-            evaluations.calls.tell(
-                f"greedy return {score:.6g} reached {STOP_RETURN}={stop_return:g} after {steps}"
-            )
-
-    def ended_by(scores: np.ndarray) -> str:
-        return STOP_RETURN if reached(stop_return, scores) else ""
-
-    return calls._replace(on_evaluation=on_evaluation, ended_by=ended_by)
 
 
 def describe_reached(stop_return: float, checkpoint: Path, progress: Row) -> str:

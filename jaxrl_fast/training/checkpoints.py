@@ -31,7 +31,7 @@ from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.hosts import as_numbers, from_numbers, name_of, named, to_host
 from jaxrl_fast.settings.schema import Checkpoints
 from jaxrl_fast.system import one_line, replacing
-from jaxrl_fast.training.callbacks import CallbackError, Calls, Row, Tell
+from jaxrl_fast.training.callbacks import CallbackError, OnCheckpoint, Row, Tell, to_stderr
 
 FORMAT_VERSION = 2
 PARTS = ("state", "replay")
@@ -464,7 +464,7 @@ FOLDER = "checkpoints"
 class Checkpointer:
     """Writes the checkpoints of one run in a thread, one at a time.
 
-    A write that fails does not end training: ``calls.tell`` gets a line.
+    A write that fails does not end training: ``tell`` gets a line.
 
     Attributes:
         refills: Names of the fragments with a replay buffer.
@@ -479,9 +479,11 @@ class Checkpointer:
         plan: Checkpoints,
         settings: Mapping[str, Any],
         refills: Sequence[str],
-        calls: Calls,
+        tell: Tell = to_stderr,
+        on_checkpoint: OnCheckpoint = lambda path: None,
     ) -> None:
-        self.folder, self.plan, self.settings, self.calls = folder, plan, dict(settings), calls
+        self.folder, self.plan, self.settings = folder, plan, dict(settings)
+        self.tell, self.on_checkpoint = tell, on_checkpoint
         self.refills = list(refills)
         self.newest: Path | None = None
         self.unscored: set[int] = set()
@@ -527,7 +529,7 @@ class Checkpointer:
             self._pending = self._worker.submit(self._score, steps, score, dict(progress))
 
     def wait(self) -> None:
-        """Wait until the running write has ended. An error of ``calls.on_checkpoint`` is raised."""
+        """Wait until the running write has ended. An error of ``on_checkpoint`` is raised."""
         if self._pending is None:
             return
         error, self._pending = self._pending.exception(), None
@@ -539,7 +541,7 @@ class Checkpointer:
                 if self.newest
                 else "there is no checkpoint yet"
             )
-            self.calls.tell(
+            self.tell(
                 f"a checkpoint could not be written to {self.folder} ({one_line(error)}): {last}"
             )
 
@@ -559,7 +561,7 @@ class Checkpointer:
     def _write(self, steps: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> None:
         self.newest = write(self.folder, steps, arrays, content)
         prune(self.folder, self.plan.keep, self.unscored)
-        self.calls.on_checkpoint(self.newest)
+        self.on_checkpoint(self.newest)
 
 
 def prune(folder: Path, keep: int, unscored: Collection[int] = ()) -> None:

@@ -14,11 +14,10 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals, PyTree, require_key, require_vectorized, select
 from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.envs.episode_metrics import by_metric, values_of
-from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
+from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep, as_one_group
+from jaxrl_fast.envs.host_rollout import HostRecord
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.host_sampling import HostRecord
-from jaxrl_fast.learning.io_callback_env import as_one_group
 from jaxrl_fast.policy.policies import (
     Policy,
     PolicyParams,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,7 +16,8 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.system import one_line
 from jaxrl_fast.training import resuming
-from jaxrl_fast.training.callbacks import Calls, Row
+from jaxrl_fast.training.callbacks import Row
+from jaxrl_fast.training.calls import Calls, Evaluated
 from jaxrl_fast.training.checkpoints import BESIDE, Checkpointer
 from jaxrl_fast.training.episodes import PeriodicEvaluation, Snapshot, with_untold, without_untold
 from jaxrl_fast.training.job import Job
@@ -269,4 +271,11 @@ class Evaluations:
             self.folder.keep_policy(policy, newest=newest, best=best)
             if newest:
                 self.calls.on_new_policy()
-        self.calls.on_evaluation(self, snapshot, totals)
+        evaluated = Evaluated(
+            env_steps=snapshot.env_steps,
+            totals=totals,
+            policy_of=partial(self.evaluation.policy_of, snapshot.params),
+            scores=self.recorder.scores,
+            tell=self.calls.tell,
+        )
+        self.calls.on_evaluation(evaluated)

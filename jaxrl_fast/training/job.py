@@ -1,24 +1,21 @@
-"""A job: the parts of a run, checked and assembled before anything is compiled, and its chunks."""
+"""A job: the parts of a run, checked before anything is compiled, and its chunks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast.core import EnvSpec, require_vectorized
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
-from jaxrl_fast.learning.offline import read_recorded, with_data
-from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph
-from jaxrl_fast.runtime.placements import Placement, place
-from jaxrl_fast.runtime.program_store import FindStore, Store
-from jaxrl_fast.settings.run import Run, make_graph_options, stored_settings
+from jaxrl_fast.runtime.placements import Placement
+from jaxrl_fast.runtime.program_store import Store
+from jaxrl_fast.settings.run import Run
 from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training import resuming
 
@@ -32,7 +29,7 @@ MAX_CHUNK_FRAMES = 524_288
 
 
 MAX_ENV_STEPS = 2**30
-"""Most steps of one environment; counters of 32 bits hold twice as many (`image_replay` counts
+"""Most steps of one environment; counters of 32 bits hold twice as many (`replay.images` counts
 resets, too).
 """
 
@@ -247,6 +244,7 @@ class Job(NamedTuple):
         failures: Errors that host environments raised in a callback.
         run: Settings of the run.
         graph_options: Options of its graph.
+        graph_with: Builds its graph with other options.
         settings: Settings that a checkpoint stores.
         resumed: Checkpoint that is resumed, or None.
         store: Store of compiled programs, or None.
@@ -265,6 +263,7 @@ class Job(NamedTuple):
     failures: list[Exception]
     run: Run
     graph_options: GraphOptions
+    graph_with: Callable[[GraphOptions], Graph]
     settings: Mapping[str, Any]
     resumed: resuming.Resumed | None = None
     store: Store | None = None
@@ -274,112 +273,3 @@ class Job(NamedTuple):
     def num_seeds(self) -> int:
         """Number of seeds."""
         return len(self.keys)
-
-
-def make_job(
-    env: VecEnv | HostEnv,
-    algorithm: AnyAlgorithm,
-    run: Run,
-    settings: Mapping[str, Any] | None = None,
-    keep: FindStore = lambda program: None,
-    config: str = "",
-) -> Job:
-    """Assemble a run, after all checks that are possible before compilation.
-
-    Args:
-        env: Environment.
-        algorithm: Algorithm.
-        run: Settings of the run.
-        settings: Settings that a checkpoint stores, and that a resumed run must have in common
-            with this one; None takes them from the run.
-        keep: Returns the store of compiled programs for later starts, or None.
-        config: As in `Job`.
-
-    Returns:
-        The job.
-
-    Raises:
-        ValueError: Arguments contradict each other, or the checkpoint.
-    """
-    require_vectorized(env, algorithm)
-    algorithm, graph_options = with_own_data(algorithm, run, make_graph_options(run), env.spec)
-    agent = bind(algorithm, env.spec, env.num_envs, run.shards)
-    settings = stored_settings(run, env, algorithm) if settings is None else settings
-    if not hosts.is_alone():
-        check_processes(env, {**settings, "resume": run.resume, "debug": run.debug})
-    vec_env, failures = (
-        (env, []) if isinstance(env, VecEnv) and not run.eval.share else bridge_of(env, run)
-    )
-    resumed = None if run.resume is None else resuming.read(run.resume, settings, algorithm)
-    if resumed is not None:
-        graph_options = graph_options._replace(empty_until=resumed.empty_until)
-    graph = graph_of(vec_env, algorithm, agent, graph_options)
-    plan = plan_run(
-        env,
-        agent,
-        run.total_steps,
-        run.eval.every,
-        run.checkpoint.every,
-        resumed.progress if resumed is not None else None,
-    )
-    placed = place(graph, run.placement, run.devices)
-    if isinstance(env, HostEnv):
-        check_placement(env, placed)
-    program = programs.compile(graph, placed, plan.ticks_per_chunk, run.num_seeds)
-    store = keep((graph_options, placed, plan.ticks_per_chunk, run.num_seeds))
-    return Job(
-        env=env,
-        algorithm=algorithm,
-        agent=agent,
-        graph=graph,
-        placement=placed,
-        program=program,
-        plan=plan,
-        keys=jax.random.split(jax.random.key(run.seed), run.num_seeds),
-        failures=failures,
-        run=run,
-        graph_options=graph_options,
-        settings=settings,
-        resumed=resumed,
-        store=store,
-        config=config,
-    )
-
-
-def with_own_data(
-    algorithm: AnyAlgorithm, run: Run, graph_options: GraphOptions, spec: EnvSpec
-) -> tuple[AnyAlgorithm, GraphOptions]:
-    """Let an algorithm learn from the data of its run, if there are any.
-
-    Args:
-        algorithm: Algorithm.
-        run: Settings of the run.
-        graph_options: Options of its graph.
-        spec: Environment of the run.
-
-    Returns:
-        The algorithm, and the options of the graph.
-
-    Raises:
-        ValueError: The data are missing, damaged or of another environment.
-    """
-    if not algorithm.needs_data and run.data is None and not run.online_steps:
-        return algorithm, graph_options
-    recorded = read_recorded(run.data, algorithm, spec, run.total_steps, run.online_steps)
-    return with_data(algorithm, recorded), graph_options._replace(recorded=recorded)
-
-
-def bridge_of(env: VecEnv | HostEnv, run: Run) -> Bridge:
-    """Check host environments, and convert them for the graph.
-
-    Args:
-        env: Host environment.
-        run: Settings of the run.
-
-    Returns:
-        The environment for the graph, and the list of errors raised in callbacks.
-    """
-    check_host(env, run.num_seeds, run.debug)
-    if run.eval.share:
-        check_share(env, run.eval)
-    return in_graph(env)

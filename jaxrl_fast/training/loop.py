@@ -14,18 +14,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_fast.core import Log
+from jaxrl_fast.core import Log, Metrics
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.host_sampling import print_events_after
-from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.callback_errors import reraise_callback_error
 from jaxrl_fast.runtime.graph import TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training import checkpoints, find_nan, resuming
-from jaxrl_fast.training.callbacks import Calls, Row
+from jaxrl_fast.training.callbacks import Row
+from jaxrl_fast.training.calls import Calls
 from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
 from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation, tell_limit
 from jaxrl_fast.training.evaluations import Evaluations
@@ -136,6 +136,29 @@ def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
     if folder is not None:
         write_summary(folder.path, summary)
     return programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary
+
+
+def print_events_after(
+    run: programs.RunChunk, env: HostEnv, log: Callable[[str], None]
+) -> programs.RunChunk:
+    """Wrap a chunk to log the environments' events after each call.
+
+    Args:
+        run: Compiled chunk.
+        env: Host environments with events (`HostEnv.events`).
+        log: Receives each message.
+
+    Returns:
+        The wrapped chunk.
+    """
+
+    def call(state: TrainState) -> tuple[TrainState, Metrics]:
+        result = run(state)
+        for line in env.events():
+            log(line)
+        return result
+
+    return call
 
 
 def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
@@ -387,7 +410,11 @@ def open_folder(
                 replace_file(path / "config.yaml", job.config)
             calls = calls._replace(tell=folder.tell)
             checkpoints.remove_stale(path / FOLDER, after=resume_at)
-        saver = Checkpointer(path / FOLDER, asked, settings, refills, calls) if asked.keep else None
+        saver = (
+            Checkpointer(path / FOLDER, asked, settings, refills, calls.tell, calls.on_checkpoint)
+            if asked.keep
+            else None
+        )
         if saver is not None and own and resumed:
             saver.newest = resumed.description.path
         yield folder, saver and stack.enter_context(saver)

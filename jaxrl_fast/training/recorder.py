@@ -14,7 +14,8 @@ from jaxrl_fast.learning.updates import DROPPED
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, active_ticks, tagged
 from jaxrl_fast.runtime.placements import LEARNING, SAMPLING
-from jaxrl_fast.training.callbacks import RATES, Calls, MeanRates, Row
+from jaxrl_fast.training.callbacks import RATES, MeanRates, Row
+from jaxrl_fast.training.calls import Calls
 from jaxrl_fast.training.episodes import Snapshot, bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.job import Job, Plan
 from jaxrl_fast.training.run_folder import RunFolder

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast.assembly import bind, sampler
 from jaxrl_fast.core import Batches, Box, Discrete, PyTree, action_shape
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -20,12 +21,10 @@ from jaxrl_fast.learning.algorithm import AnyAlgorithm
 from jaxrl_fast.learning.flat_params import make_learning
 from jaxrl_fast.learning.rollout import SamplerState, sample_compiled, start, unroll
 from jaxrl_fast.learning.run_graph import (
-    bind,
     experience_fragment,
     init_statistics,
     products_beside,
     rollout_shapes,
-    sampler,
 )
 from jaxrl_fast.learning.updates import init_learned, learn_fragment
 from jaxrl_fast.numerics.optimizers import resolve

@@ -20,16 +20,16 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.stages import Compiled
 
+from jaxrl_fast.assembly import bind, build_graph, with_own_data
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.prepare import fill_in_alone, taught_algorithm
 from jaxrl_fast.commands.run_config import make_envs, with_defaults
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.hosts.io_callback_env import in_graph
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.io_callback_env import in_graph
-from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain
 from jaxrl_fast.runtime.graph import Graph, TrainState
@@ -37,7 +37,7 @@ from jaxrl_fast.runtime.placements import Placement, check_placed, place
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.run import Run, make_graph_options
 from jaxrl_fast.system import current_bytes, peak_bytes
-from jaxrl_fast.training.job import ticks_within, with_own_data
+from jaxrl_fast.training.job import ticks_within
 from jaxrl_fast.tuning import ceiling
 from jaxrl_fast.tuning.measuring import Request, What
 from jaxrl_fast.views import hlo
@@ -307,7 +307,8 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: AnyAlgorithm
         return ceiling.updates_only(env, algorithm)
     if what == "environments" and not isinstance(env, HostEnv):
         return ceiling.environments_only(env, run.algo_options["rollout_length"])
-    return build_graph(joined, *with_own_data(algorithm, run, make_graph_options(run), env.spec))[0]
+    algorithm, recorded = with_own_data(algorithm, run, env.spec)
+    return build_graph(joined, algorithm, make_graph_options(run), recorded)[0]
 
 
 def without_warm_up(run: Run) -> Run:

@@ -12,7 +12,9 @@ from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.program import RunChunk
 from jaxrl_fast.system import one_line
-from jaxrl_fast.training.callbacks import Listeners, Tell
+from jaxrl_fast.training.callbacks import Tell
+from jaxrl_fast.training.calls import Listeners
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.records import FILE
 from jaxrl_fast.training.run_folder import RunFolder, read_columns, scores_of
 from jaxrl_fast.views.graph_picture import draw_run
@@ -50,7 +52,7 @@ def make_listeners() -> Listeners:
     return Listeners(draw_graph, LiveReport(), draw_curve, write_last_report)
 
 
-def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) -> None:
+def draw_graph(folder: RunFolder, job: Job, state: TrainState, run: RunChunk) -> None:
     """Draw ``graph.svg`` of a job that is about to start.
 
     Args:

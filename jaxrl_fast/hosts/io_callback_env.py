@@ -7,8 +7,6 @@ results are copies, never views of shared memory. Only one device is supported: 
 JAX 0.10 hangs on operands of 147 KB and more.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ from jax.experimental import io_callback
 from jaxrl_fast.core import EpisodeTotals, PyTree, Timestep, reward_shape
 from jaxrl_fast.envs.env import VecEnv, VecState, sum_metrics
 from jaxrl_fast.envs.episode_metrics import of_values
-from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
+from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep, as_one_group
 from jaxrl_fast.runtime.placements import Placement
 
 
@@ -34,7 +32,7 @@ class Bridge(NamedTuple):
     Attributes:
         env: Environments whose ``reset`` and ``step`` call the host environments.
         failures: Errors raised in a callback, which JAX replaces by its errors
-            (`reraise_callback_error`).
+            (`callback_errors`).
     """
 
     env: VecEnv
@@ -108,58 +106,6 @@ def make_bridge(host: HostEnv) -> Bridge:
     return Bridge(
         env._replace(sums=partial(sum_metrics, host.spec)) if host.spec.metrics else env, failures
     )
-
-
-@contextmanager
-def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
-    """Raise a callback's original error in place of JAX's.
-
-    Args:
-        failures: Errors of the callbacks (`Bridge.failures`).
-
-    Returns:
-        A context manager.
-
-    Raises:
-        Exception: The original error of a callback.
-    """
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if failures:
-            raise failures.pop() from error
-        raise
-
-
-def as_one_group(host: HostEnv) -> HostEnv:
-    """Return all environments of a pool as one group, also of several seeds.
-
-    Args:
-        host: Environments with a fixed order.
-
-    Returns:
-        The same environments, ``num_envs`` of them, which its ``close`` leaves open.
-    """
-    rows = host.num_envs * host.num_seeds
-    size = rows // host.num_groups
-
-    def reset(seed: Any) -> Any:
-        return host.reset([seed + i for i in range(host.num_seeds)] if host.num_seeds > 1 else seed)
-
-    def send(actions: np.ndarray, group: int) -> None:
-        for part in range(host.num_groups):
-            host.send(actions[part * size : (part + 1) * size], part)
-
-    def recv(group: int) -> HostStep:
-        steps = [host.recv(part) for part in range(host.num_groups)]
-        return (
-            steps[0]
-            if len(steps) == 1
-            else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
-        )
-
-    own: dict[str, Any] = {"reset": reset, "send": send, "recv": recv, "close": lambda: None}
-    return host._replace(num_envs=rows, num_groups=1, num_seeds=1, **own)
 
 
 def _make_reset(host: HostEnv, failures: list[Exception]) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Metrics, PyTree, Transition
 from jaxrl_fast.learning.frame_stack import View, only_images, put_rows, without_images
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, by_shard
-from jaxrl_fast.learning.replay import (
+from jaxrl_fast.replay.buffers import (
     Buffer,
     RingState,
     SampledWindows,
@@ -78,7 +78,7 @@ def image_buffer(
     window: Window = Window(),
     max_shards: int = MAX_SHARDS,
 ) -> Buffer:
-    """Build a `replay.ring_buffer` for observations with images.
+    """Build a `buffers.ring_buffer` for observations with images.
 
     The next frame of an environment's stream is a step's ``next_obs``: the observation of the next
     step or, at an episode's end, the terminal observation. With more than one end in
@@ -102,7 +102,7 @@ def image_buffer(
         The buffer.
 
     Raises:
-        ValueError: As `replay.ring_buffer`.
+        ValueError: As `buffers.ring_buffer`.
     """
     k = view.stack
     plain = ring_buffer(

@@ -33,6 +33,7 @@ from jaxrl_fast.learning.critics import imitation_loss, learned_obs
 from jaxrl_fast.learning.updates import statistics_of, trainable
 from jaxrl_fast.networks.network import STATISTICS
 from jaxrl_fast.numerics.optimizers import Linear
+from jaxrl_fast.policy.policies import Policy
 
 TEACHER = "teacher"
 """Entry of a decision's extras with the teacher's action."""
@@ -40,12 +41,12 @@ WEIGHT = "teacher_weight"
 """Hyper-parameter with the weight of the imitation, 0 to 1."""
 
 
-def with_teacher(algorithm: AnyAlgorithm, teacher: Any, *, share: float = 0.5) -> AnyAlgorithm:
+def with_teacher(algorithm: AnyAlgorithm, teacher: Policy, *, share: float = 0.5) -> AnyAlgorithm:
     """Let a policy teach an algorithm.
 
     Args:
         algorithm: Algorithm of the student, with continuous actions or a policy of discrete ones.
-        teacher: `Policy` for an environment with the same actions, whose observations are entries
+        teacher: Policy for an environment with the same actions, whose observations are entries
             of the student's.
         share: Share of the run over which the weight of the imitation falls linearly from 1 to 0.
 
@@ -143,7 +144,7 @@ def entries_for(teacher: EnvSpec, student: EnvSpec, name: str) -> Entries:
     return lambda obs: {key: obs[key] for key in wanted}
 
 
-def labeling(teacher: Any, entries: Entries) -> Callable[..., tuple[Transition, TaughtState]]:
+def labeling(teacher: Policy, entries: Entries) -> Callable[..., tuple[Transition, TaughtState]]:
     """Return the change of rollouts that adds the teacher's actions.
 
     Args:
@@ -162,7 +163,8 @@ def labeling(teacher: Any, entries: Entries) -> Callable[..., tuple[Transition, 
         if remembers:
 
             def step(carry: PyTree, xs: tuple) -> tuple[PyTree, jax.Array]:
-                action, carry = teacher.act_arrays(state.params, carry, *xs, key)
+                obs, first = xs
+                action, carry = teacher.act_arrays(state.params, carry, obs, first, key)
                 return carry, action
 
             carry, action = jax.lax.scan(step, carry, (seen, rollout.first))

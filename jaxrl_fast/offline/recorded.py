@@ -19,13 +19,14 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition, is_image, stable_hash
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.host_rollout import no_steps
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Agent, AnyAlgorithm, OnPolicy, declaration_of
 from jaxrl_fast.learning.data import NEXT_ACTION
-from jaxrl_fast.learning.datasets import Dataset, load_dataset, steps_in, usable
-from jaxrl_fast.learning.host_sampling import no_steps
-from jaxrl_fast.learning.imitation import TEACHER
-from jaxrl_fast.learning.replay import (
+from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
+from jaxrl_fast.offline.datasets import Dataset, load_dataset, steps_in, usable
+from jaxrl_fast.policy.teacher import TEACHER
+from jaxrl_fast.replay.buffers import (
     Buffer,
     RingState,
     Sampled,
@@ -34,8 +35,7 @@ from jaxrl_fast.learning.replay import (
     Window,
     gather_windows,
 )
-from jaxrl_fast.learning.replay import uniform_source as uniform
-from jaxrl_fast.numerics.normalization import Statistics, update_returns, update_stats
+from jaxrl_fast.replay.buffers import uniform_source as uniform
 from jaxrl_fast.runtime.graph import Channels, Fragment, step_of
 
 
@@ -61,6 +61,10 @@ class Recorded(NamedTuple):
     def ticks(self, steps_per_tick: int) -> int:
         """Return the ticks before the environment is stepped."""
         return -(-self.offline_steps // steps_per_tick)
+
+    def source(self, buffer: Buffer, steps_per_tick: int, number: int, window: Window) -> Source:
+        """Return the source of batches, as `mixed_source`."""
+        return mixed_source(buffer, self, steps_per_tick, number, window)
 
 
 def read_recorded(
@@ -114,12 +118,11 @@ def read_recorded(
     return Recorded(steps, total_steps - online_steps, online_steps > 0)
 
 
-def with_data(algorithm: AnyAlgorithm, recorded: Recorded) -> AnyAlgorithm:
+def with_data(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     """Let an algorithm learn from recorded steps, without warm-up.
 
     Args:
         algorithm: Algorithm.
-        recorded: Recorded steps.
 
     Returns:
         The algorithm. Its ``build`` raises if it cannot learn from them.
@@ -148,9 +151,7 @@ def with_data(algorithm: AnyAlgorithm, recorded: Recorded) -> AnyAlgorithm:
         if lacking or agent.transform is not None:
             needs = ", ".join(lacking) or "a change of rollouts"
             raise ValueError(f"algo={algorithm.name} needs more than data has ({needs}): {instead}")
-        return agent._replace(
-            data=data._replace(warmup_steps=0, warmup_actions="policy", recorded=recorded)
-        )
+        return agent._replace(data=data._replace(warmup_steps=0, warmup_actions="policy"))
 
     return algorithm._replace(build=build, declared=declaration_of(algorithm))
 
@@ -300,7 +301,7 @@ def starting_offline(
     fragments: tuple[Fragment, ...],
     env: VecEnv | HostEnv,
     agent: BoundAgent,
-    shapes_of: Callable[..., Transition],
+    shapes: Transition,
     recorded: Recorded,
 ) -> tuple[Fragment, ...]:
     """Let fragments wait until a run is online.
@@ -310,7 +311,7 @@ def starting_offline(
             batches.
         env: Environments.
         agent: Algorithm bound to them.
-        shapes_of: ``(env, agent) -> shapes`` of a rollout of one seed.
+        shapes: Shapes of a rollout of one seed.
         recorded: Recorded steps of the run.
 
     Returns:
@@ -320,7 +321,7 @@ def starting_offline(
     ticks = recorded.ticks(env.num_envs * agent.rollout_length)
     merging = [merging_later(fragment, agent, recorded.steps, ticks) for fragment in statistics]
     return (
-        sampling_later(sample, env, shapes_of(env, agent), ticks, online=recorded.online),
+        sampling_later(sample, env, shapes, ticks, online=recorded.online),
         *merging,
         experience,
     )

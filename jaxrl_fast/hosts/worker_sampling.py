@@ -3,7 +3,7 @@ every step.
 
 The function that selects actions is split (`act_split`): what depends on parameters, rates and
 random keys is computed here before a rollout, for all of its steps, with the keys of
-`host_sampling`. What needs observations runs in the processes of the environments
+`sampling`. What needs observations runs in the processes of the environments
 (`envs.pool.rolling`), as NumPy or, where NumPy lacks an operation, by JAX.
 """
 
@@ -16,8 +16,10 @@ import numpy as np
 
 from jaxrl_fast.core import Extras, PyTree, Transition, is_image
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
-from jaxrl_fast.envs.pool.rolling import ActProgram, Given, RolloutPlan, segments_of
-from jaxrl_fast.learning.act_split import (
+from jaxrl_fast.envs.host_rollout import HostRecord, as_rollout
+from jaxrl_fast.envs.pool.rolling import segments_of
+from jaxrl_fast.envs.rollout_plan import ActProgram, Given, RolloutPlan
+from jaxrl_fast.hosts.act_split import (
     Split,
     When,
     environment_axes,
@@ -26,11 +28,9 @@ from jaxrl_fast.learning.act_split import (
     run_operations,
     split,
 )
-from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.host_sampling import (
-    HostRecord,
+from jaxrl_fast.hosts.numpy_source import Unsupported, to_numpy, to_xla
+from jaxrl_fast.hosts.sampling import (
     HostSamplerState,
-    as_rollout,
     begin,
     env_axis,
     host_fragment,
@@ -39,7 +39,7 @@ from jaxrl_fast.learning.host_sampling import (
     over_slices,
     require_inside,
 )
-from jaxrl_fast.learning.numpy_source import Unsupported, to_numpy, to_xla
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.runtime.graph import Channels, Fragment
 from jaxrl_fast.runtime.placements import WORKERS
 

@@ -13,10 +13,10 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition, require_vectorized
 from jaxrl_fast.envs.env import VecEnv, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.host_rollout import HostRecord, as_rollout
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.learning.datasets import Dataset, episodes_in, join, made_here, named_leaves
-from jaxrl_fast.learning.host_sampling import HostRecord, as_rollout
 from jaxrl_fast.learning.rollout import SamplerState, start, unroll
+from jaxrl_fast.offline.datasets import Dataset, episodes_in, join, made_here, named_leaves
 from jaxrl_fast.policy.policies import (
     Policy,
     PolicyParams,

@@ -4,10 +4,10 @@ Actions are computed on the devices of the sampling fragment's group, for one gr
 while the others step (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,13 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals, Extras, Metrics, PyTree, Transition, select
 from jaxrl_fast.envs.env import no_totals, sum_episodes
-from jaxrl_fast.envs.episode_metrics import metric_sums
 from jaxrl_fast.envs.host_env import MAX_STEPS, DeviceStep, DeviceSteps, HostEnv, HostStep
+from jaxrl_fast.envs.host_rollout import HostRecord, Recording, as_rollout
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.rollout import first_nonfinite
 from jaxrl_fast.numerics.normalization import normalize
 from jaxrl_fast.runtime.graph import Channels, Fragment
 from jaxrl_fast.runtime.placements import SAMPLING
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class HostSamplerState(NamedTuple):
@@ -43,64 +40,6 @@ class HostSamplerState(NamedTuple):
     obs: PyTree
     first: Any
     carry: PyTree
-
-
-class HostRecord(NamedTuple):
-    """One step of some environments, without the extras of the decision.
-
-    Attributes:
-        obs: Observations of the policy.
-        first: Whether they began an episode.
-        action: Actions of the policy.
-        step: Results of the step.
-    """
-
-    obs: PyTree
-    first: Any
-    action: np.ndarray
-    step: HostStep
-
-
-class Recording:
-    """A rollout that is being filled: arrays ``[T, E, ...]``, with several seeds
-    ``[S, T, E, ...]``.
-    """
-
-    def __init__(self, length: int, num_envs: int, axis: int, num_seeds: int = 1) -> None:
-        self.shape, self.axis = (*[num_seeds] * axis, length, num_envs), axis
-        self.arrays: Any = None
-
-    def put(self, t: Any, rows: Any, record: HostRecord) -> None:
-        """Write step ``t`` of the environments ``rows``: a number and a slice, or two index arrays
-        of equal length.
-        """
-        if self.arrays is None:
-            self.arrays = jax.tree.map(
-                lambda x: np.empty((*self.shape, *x.shape[self.axis + 1 :]), x.dtype), record
-            )
-        at = (*[slice(None)] * self.axis, t, rows)
-        for whole, part in zip(jax.tree.leaves(self.arrays), jax.tree.leaves(record), strict=True):
-            whole[at] = part
-
-
-def host_sampler(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
-    """Build the fragment ``sample`` for host environments, of the kind that the environments need.
-
-    Args:
-        env: Host environments.
-        agent: Algorithm bound to them.
-        rollout_shapes: Shapes of a rollout of one seed, ``[T, E, ...]``.
-
-    Returns:
-        The fragment.
-    """
-    make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
-    if env.bridge == "worker":
-        # needs gymnasium
-        from jaxrl_fast.learning.worker_sampling import (
-            worker_sample_fragment as make_sample,
-        )
-    return make_sample(env, agent, rollout_shapes)
 
 
 def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
@@ -335,29 +274,6 @@ def host_fragment(
     return Fragment("sample", init, step, reads, ("rollout",), publish, host=True, tags=(SAMPLING,))
 
 
-def print_events_after(
-    run: Callable[[T], R], env: HostEnv, log: Callable[[str], None]
-) -> Callable[[T], R]:
-    """Wrap a function to log the environments' events after each call.
-
-    Args:
-        run: Function of the training state.
-        env: Host environments with events (`HostEnv.events`).
-        log: Receives each message.
-
-    Returns:
-        The wrapped function.
-    """
-
-    def call(state: T) -> R:
-        result = run(state)
-        for line in env.events():
-            log(line)
-        return result
-
-    return call
-
-
 def env_axis(env: HostEnv) -> int:
     """Return the axis of the environments in a state's arrays: 1 with several seeds, whose axis
     comes first, else 0.
@@ -510,71 +426,6 @@ def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
 def _join(groups: list[PyTree], axis: int) -> PyTree:
     """Concatenate the arrays of all groups along the environments' ``axis``."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
-
-
-def as_rollout(
-    record: HostRecord, extras: PyTree, axis: int = 0, kinds: Iterable[str] = ()
-) -> tuple[Transition, dict[str, Any]]:
-    """Build the rollout and the same metrics as `rollout.unroll`.
-
-    Args:
-        record: Steps ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``.
-        extras: Extras of the decisions, with the same leading axes.
-        axis: Axis of time.
-        kinds: Names of the environments' metrics.
-
-    Returns:
-        The rollout and its metrics.
-    """
-    step = record.step
-    arrays: Any = step  # of NumPy
-    action: Any = record.action
-    rollout = Transition(
-        obs=record.obs,
-        action=action,
-        reward=arrays.reward,
-        next_obs=arrays.next_obs,
-        terminated=arrays.terminated,
-        truncated=arrays.truncated,
-        first=record.first,
-        extras=extras,
-    )
-    # no steps that a lost worker did not make
-    done = (step.terminated | step.truncated) & (step.episode_length > 0)
-    real = [
-        x
-        for x in jax.tree.leaves((step.next_obs, step.reward))
-        if np.issubdtype(x.dtype, np.floating)
-    ]
-    bad = np.any(
-        [~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0
-    )
-    both = (axis, axis + 1)
-    metrics = {
-        "episodes": done.sum(both, dtype=np.int32),
-        "episode_return_sum": np.where(done, step.episode_return, 0.0).sum(both, dtype=np.float32),
-        "episode_length_sum": np.where(done, step.episode_length, 0).sum(both, dtype=np.int32),
-        "nonfinite_step": np.where(bad.any(axis), bad.argmax(axis), -1).astype(np.int32),
-    }
-    measured = metric_sums(kinds, done, step.metrics, both) if kinds else {}
-    return rollout, metrics | measured
-
-
-def no_steps(env: HostEnv, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Return the metrics of a tick without steps.
-
-    Args:
-        env: Host environments.
-        seeds: Leading axis of several seeds, if any.
-
-    Returns:
-        The metrics that `as_rollout` returns.
-    """
-    shape = (*seeds, 1, env.num_envs)
-    flags, zeros, kinds = np.zeros(shape, bool), np.zeros(shape, np.float32), env.spec.metrics
-    metrics = np.zeros((*shape, len(kinds)), np.float32) if kinds else ()
-    step = HostStep((), (), zeros, flags, flags, zeros, np.zeros(shape, np.int32), metrics)
-    return as_rollout(HostRecord((), flags, zeros, step), (), len(seeds), kinds)[1]
 
 
 def require_inside(env: HostEnv, record: HostRecord, axis: int = 0) -> None:

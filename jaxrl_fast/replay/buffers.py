@@ -105,18 +105,6 @@ class Sampled(NamedTuple):
     places: PyTree = ()
 
 
-class Places(NamedTuple):
-    """Positions of windows in a buffer, leaves ``[G, N]``.
-
-    Attributes:
-        number: Number of the first step, counted from 1 (0 for no window).
-        env: Environment in the shard.
-    """
-
-    number: jax.Array
-    env: jax.Array
-
-
 class Source(NamedTuple):
     """A buffer with its way of sampling. The state may contain more than the buffer's.
 

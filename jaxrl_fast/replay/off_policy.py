@@ -1,27 +1,77 @@
 """Off-policy data: a replay buffer stores steps, and batches are sampled from it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Batches, PyTree, Transition
-from jaxrl_fast.learning.algorithm import Agent, Peers, Replay
+from jaxrl_fast.learning.algorithm import Agent, Peers, Replay, require_positive
 from jaxrl_fast.learning.frame_stack import Tabled, View, take_tabled
-from jaxrl_fast.learning.image_replay import image_buffer
-from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, take_batch
-from jaxrl_fast.learning.offline import mixed_source
-from jaxrl_fast.learning.prioritized_replay import prioritized_source
-from jaxrl_fast.learning.relabeling import hindsight_buffer, hindsight_source
-from jaxrl_fast.learning.replay import (
+from jaxrl_fast.learning.minibatches import MAX_SHARDS, Batching, Experience, take_batch
+from jaxrl_fast.numerics.normalization import Statistics, scale_experience
+from jaxrl_fast.replay.buffers import (
+    Buffer,
+    Source,
     Window,
     fold_n_steps,
     ring_buffer,
     uniform_source,
     window_length,
 )
-from jaxrl_fast.numerics.normalization import Statistics, scale_experience
+from jaxrl_fast.replay.images import image_buffer
+from jaxrl_fast.replay.prioritized import prioritized_source
+from jaxrl_fast.replay.relabeling import hindsight_buffer, hindsight_source
+
+MakeSource = Callable[[Buffer, int, int, Window], Source]
+"""(buffer of the run's own steps; steps of a tick over all environments; windows of each shard in a
+tick; their shape) -> source of the batches.
+"""
+
+
+def from_replay(
+    agent: Agent,
+    data: Replay,
+    view: View | None,
+    num_envs: int,
+    *,
+    memory: bool,
+    max_shards: int,
+    recorded: MakeSource | None = None,
+) -> Batching:
+    """Return the batches of off-policy data.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        view: How networks read images; None without images.
+        num_envs: Number of environments.
+        memory: Whether an acting network is recurrent.
+        max_shards: Most logical shards.
+        recorded: As in `off_policy_experience`.
+
+    Returns:
+        The batches.
+
+    Raises:
+        ValueError: As `off_policy_experience`.
+    """
+    require_positive(
+        updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step
+    )
+    ticks = warmup_ticks(agent, data, num_envs)
+    experience = off_policy_experience(
+        agent, data, view, num_envs, memory=memory, max_shards=max_shards, recorded=recorded
+    )
+    return Batching(
+        experience=experience,
+        updates_per_tick=data.num_batches,
+        batch_size=data.batch_size * data.sequence_length,
+        batch_sequences=data.batch_size,
+        warmup_ticks=ticks,
+    )
 
 
 def off_policy_experience(
@@ -32,6 +82,7 @@ def off_policy_experience(
     *,
     memory: bool,
     max_shards: int = MAX_SHARDS,
+    recorded: MakeSource | None = None,
 ) -> Experience:
     """Build the minibatches of off-policy data; images are stored once.
 
@@ -42,12 +93,13 @@ def off_policy_experience(
         num_envs: Number of environments.
         memory: Whether an acting network is recurrent.
         max_shards: Most logical shards.
+        recorded: Makes the source of a run with recorded steps; None for a run without.
 
     Returns:
         The minibatches, with a replay buffer as state.
 
     Raises:
-        ValueError: Sizes do not match (`check_sizes`, `replay.ring_buffer`), or images shall be
+        ValueError: Sizes do not match (`check_sizes`, `buffers.ring_buffer`), or images shall be
             relabeled.
     """
     check_sizes(agent, data, num_envs)
@@ -69,10 +121,8 @@ def off_policy_experience(
     source = uniform_source(buffer, number, window)
     if prioritize:
         source = prioritized_source(buffer, number, prioritize, window)
-    if data.recorded:
-        source = mixed_source(
-            buffer, data.recorded, num_envs * agent.rollout_length, number, window
-        )
+    if recorded is not None:
+        source = recorded(buffer, num_envs * agent.rollout_length, number, window)
     if data.relabel:
         source = hindsight_source(
             source, data.relabel, window, lambda state: state.buffer if prioritize else state

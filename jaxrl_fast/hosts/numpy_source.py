@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast.learning.act_split import Operation, Split, Value, When, run_operations
+from jaxrl_fast.hosts.act_split import Operation, Split, Value, When, run_operations
+from jaxrl_fast.jaxprs import einsum_formula
 
 
 class Unsupported(ValueError):
@@ -247,28 +248,6 @@ def _transpose(writer: _Writer, operation: Operation, x: Array) -> Array:
     if longer == sorted(longer):  # only axes of length 1 move
         return writer.reshaped(x, full)
     return writer.line(f"{x.text}.transpose({order})", full, full, x.dtype, x)
-
-
-def einsum_formula(dimension_numbers: Any, axes_x: int, axes_w: int) -> str:
-    """Write a general product of two arrays as a formula of ``einsum``.
-
-    Args:
-        dimension_numbers: Of `jax.lax.dot_general`: summed axes and batch axes of both arrays.
-        axes_x: Number of axes of the first array.
-        axes_w: Number of axes of the second.
-
-    Returns:
-        Formula, such as ``"ab,cb->ac"``.
-    """
-    (over_x, over_w), (batch_x, batch_w) = dimension_numbers
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    of_x, of_w = [next(letters) for _ in range(axes_x)], [next(letters) for _ in range(axes_w)]
-    for a, b in zip((*batch_x, *over_x), (*batch_w, *over_w), strict=True):
-        of_w[b] = of_x[a]
-    free_x = [of_x[i] for i in range(axes_x) if i not in (*batch_x, *over_x)]
-    free_w = [of_w[i] for i in range(axes_w) if i not in (*batch_w, *over_w)]
-    result = [*(of_x[i] for i in batch_x), *free_x, *free_w]
-    return f"{''.join(of_x)},{''.join(of_w)}->{''.join(result)}"
 
 
 def _dot(writer: _Writer, operation: Operation, x: Array, w: Array) -> Array:

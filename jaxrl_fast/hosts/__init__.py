@@ -1,0 +1,1 @@
+"""Environments stepped outside JAX: how their rollouts reach the graph of a run."""

@@ -1,0 +1,1 @@
+"""Data sets: recorded episodes, runs that learn from them, and their collection."""
