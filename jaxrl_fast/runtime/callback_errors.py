@@ -11,7 +11,7 @@ def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
     """Raise a callback's original error in place of JAX's.
 
     Args:
-        failures: Errors of the callbacks .
+        failures: Errors of the callbacks.
 
     Returns:
         A context manager.
