@@ -664,7 +664,7 @@ def test_a_members_schedule_changes_in_the_tick_of_its_exchange(
         (dict(tell="print"), "tell=print: write a function"),
         (dict(size=4, copy_replay="yes"), "copy_replay=yes"),
         (dict(every=100), "^every is for a population: write size=16"),
-        (dict(size=4, copy_replay=True), "^copy_replay=True: ppo has no replay buffer"),
+        (dict(size=4, copy_replay=True), "^copy_replay: ppo has no replay buffer"),
         (dict(size=4, total_steps=1), "nothing would be compared"),
         (dict(halving=2, total_steps=1), "nothing would be compared"),
     ],

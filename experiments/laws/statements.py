@@ -1,8 +1,7 @@
 """Count the statements of the house: ``python experiments/laws/statements.py [COMMIT ...]``.
 
 A docstring, and a text below a field, is no statement. The engine is what computes and what every
-run reads; what stands beside it is imported by name when a run asks for it
-(`jaxrl_fast.plugins`, docs/house.md). Of a commit, the files of git are counted.
+run reads; the plug-ins add to it (docs/house.md). Of a commit, the files of git are counted.
 """
 
 import ast
@@ -12,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-BESIDE = (
+PLUGINS = (
     "envs.pool",
     "hosts",
     "offline",
@@ -22,8 +21,8 @@ BESIDE = (
     "targets",
     "suites",
 )
-"""Packages beside the engine."""
-COMMANDS_BESIDE = ("sweep", "autotune", "report", "dashboard", "render", "export")
+"""Packages that the engine does not need."""
+COMMANDS_OF_PLUGINS = ("sweep", "autotune", "report", "dashboard", "render", "export")
 """Modules at the root that start them."""
 
 
@@ -90,7 +89,7 @@ def _git(*words: str) -> str:
 
 
 def main(commits: list[str]) -> None:
-    """Print the statements of each package, of the engine and of what stands beside it.
+    """Print the statements of each package, of the engine and of the plug-ins.
 
     Args:
         commits: Commits to count, before the files on disk.
@@ -103,8 +102,8 @@ def main(commits: list[str]) -> None:
         columns[commit or "now"] = count
     names = sorted(set().union(*columns.values()))
     halves = {
-        "engine": [name for name in names if name not in (*BESIDE, *COMMANDS_BESIDE)],
-        "beside": [name for name in names if name in (*BESIDE, *COMMANDS_BESIDE)],
+        "engine": [name for name in names if name not in (*PLUGINS, *COMMANDS_OF_PLUGINS)],
+        "plug-ins": [name for name in names if name in (*PLUGINS, *COMMANDS_OF_PLUGINS)],
     }
     print(f"{'':16}" + "".join(f"{name[:10]:>12}" for name in columns))
     for half, members in halves.items():

@@ -11,7 +11,7 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.population.asking import SamplerName, make_sampler
 from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.rules import Exchange, Explore, Halving, rungs_of
-from jaxrl_fast.population.search_space import PREFIX, SearchSpace, grid_size
+from jaxrl_fast.population.search_space import OF_COMMAND, Names, SearchSpace, grid_size
 from jaxrl_fast.population.slots import member_bytes
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key, check_fields, keys_of, setting
 from jaxrl_fast.training.job import Job
@@ -108,27 +108,30 @@ class Needs(NamedTuple):
     checkpoint_bytes: int
 
 
-def check_options(options: SearchOptions, space: SearchSpace, total_steps: int) -> None:
+def check_options(
+    options: SearchOptions, space: SearchSpace, total_steps: int, names: Names = OF_COMMAND
+) -> None:
     """Check options that contradict each other.
 
     Args:
         options: Options.
         space: Search space.
         total_steps: Environment steps of a run.
+        names: Names in messages.
 
     Raises:
         ConfigError: They do.
     """
     if not space.draws:
         raise ConfigError(
-            f"nothing varies: write for example {PREFIX}algo.learning_rate=log:1e-4:1e-2"
+            f"nothing varies: write for example {names.varying('algo.learning_rate')}=log:1e-4:1e-2"
         )
     if options.size is not None:
-        _check_population(options, space, total_steps)
+        _check_population(options, space, total_steps, names)
     for name in () if options.size is not None else OF_POPULATION:
         if getattr(options, name) != keys_of(SearchOptions)[name].default:
             raise ConfigError(
-                f"population.{name} is for a population: write population.size=16 with it"
+                f"{names.option(name)} is for a population: write {names.option('size')}=16 with it"
             )
     if options.halving == 1:
         raise ConfigError(
@@ -157,28 +160,28 @@ def check_options(options: SearchOptions, space: SearchSpace, total_steps: int) 
         )
 
 
-def _check_population(options: SearchOptions, space: SearchSpace, total_steps: int) -> None:
-    size, every = options.size, options.every
+def _check_population(
+    options: SearchOptions, space: SearchSpace, total_steps: int, names: Names
+) -> None:
+    size, every = names.option("size"), options.every
     if space.sizes:
         key = next(iter(space.sizes))
         raise ConfigError(
-            f"{PREFIX}{key}: members of a population copy each other and need equal sizes: leave it out"
+            f"{names.varying(key)}: members of a population copy each other and need equal sizes: leave it out"
         )
     if options.halving:
         raise ConfigError(
-            "halving: all members of a population train to the end: leave it or population.size out"
+            f"halving: all members of a population train to the end: leave it or {size} out"
         )
     if options.trials is not None:
         raise ConfigError(
-            f"trials={options.trials}: a population has population.size={size} members: leave trials out"
+            f"trials={options.trials}: a population has {size}={options.size} members: leave trials out"
         )
     if options.sampler != "random":
-        raise ConfigError(
-            f"sampler={options.sampler} is for a search: leave it or population.size out"
-        )
+        raise ConfigError(f"sampler={options.sampler} is for a search: leave it or {size} out")
     if every is not None and every >= total_steps:
         raise ConfigError(
-            f"population.every={every:,} is not below total_steps={total_steps:,}: write fewer steps"
+            f"{names.option('every')}={every:,} is not below total_steps={total_steps:,}: write fewer steps"
         )
 
 
@@ -253,6 +256,7 @@ def make_plan(
     at_once: int,
     seed: int,
     total_steps: int,
+    names: Names = OF_COMMAND,
 ) -> SearchPlan:
     """Plan a search or population.
 
@@ -263,6 +267,7 @@ def make_plan(
         at_once: Trials at once in a program.
         seed: Seed of the search, and the first seed of the learners.
         total_steps: Environment steps of a run.
+        names: Names in messages.
 
     Returns:
         The plan.
@@ -293,7 +298,7 @@ def make_plan(
         )
     if options.replay and not member_bytes(job)[1]:
         raise ConfigError(
-            f"population.replay=true: {job.algorithm.name} has no replay buffer: leave it out"
+            f"{names.option('replay')}: {job.algorithm.name} has no replay buffer: leave it out"
         )
     return SearchPlan(
         space=space,

@@ -3,8 +3,8 @@ library's function.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from jaxrl_fast.population.driver import Driver, Hooks, Resume
 from jaxrl_fast.population.member_groups import SearchPlan
 from jaxrl_fast.population.record import write_schedules, write_tables
 from jaxrl_fast.population.rules import Explore
-from jaxrl_fast.population.search_space import PREFIX, SearchSpace, describe_point, make_space
+from jaxrl_fast.population.search_space import OF_PROGRAM, SearchSpace, describe_point, make_space
 from jaxrl_fast.population.slots import member_bytes
 from jaxrl_fast.population.trials import Book
 from jaxrl_fast.runtime import hosts
@@ -35,7 +35,6 @@ from jaxrl_fast.settings.run import of_program
 from jaxrl_fast.settings.schema import (
     SWITCHES,
     Checkpoints,
-    ConfigError,
     EvalOptions,
     Key,
     argument_ranges,
@@ -355,33 +354,8 @@ def space_of_rates(algorithm: AnyAlgorithm, rates: Mapping[str, str]) -> SearchS
             raise ValueError(
                 f"rates: {name} is 0 in this algorithm, which was made without it: make it with another value"
             )
-    return make_space({f"algo.{name}": text for name, text in rates.items()}, keys, list(keys))
-
-
-@contextmanager
-def words_of_python() -> Iterator[None]:
-    """Write messages about words of the command with the names of arguments.
-
-    Returns:
-        Context manager.
-
-    Raises:
-        ValueError: Instead of a `ConfigError`.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        text = (
-            str(error)
-            .replace(f"{PREFIX}algo.", "rates: ")
-            .replace("population.replay=true", "copy_replay=True")
-        )
-        text = (
-            text.replace("population.replay", "copy_replay")
-            .replace("population.", "")
-            .replace("algo.", "")
-        )
-        raise ValueError(text) from None
+    texts = {f"algo.{name}": text for name, text in rates.items()}
+    return make_space(texts, keys, list(keys), OF_PROGRAM)
 
 
 OPTIONS = keys_of(planning.SearchOptions) | planning.AT_THE_END
@@ -464,23 +438,22 @@ def train_population(
     """
     require_devices()
     require_vectorized(env, algorithm)
-    with words_of_python():
-        options = planning.SearchOptions(
-            trials=trials,
-            at_once=at_once,
-            seeds_per_trial=seeds_per_trial,
-            sampler=sampler,
-            halving=halving,
-            first_rung=first_rung,
-            score=score,
-            size=size,
-            every=every,
-            explore=explore,
-            quantile=quantile,
-            replay=copy_replay,
-        )
-        space = space_of_rates(algorithm, rates)
-        planning.check_options(options, space, total_steps)
+    options = planning.SearchOptions(
+        trials=trials,
+        at_once=at_once,
+        seeds_per_trial=seeds_per_trial,
+        sampler=sampler,
+        halving=halving,
+        first_rung=first_rung,
+        score=score,
+        size=size,
+        every=every,
+        explore=explore,
+        quantile=quantile,
+        replay=copy_replay,
+    )
+    space = space_of_rates(algorithm, rates)
+    planning.check_options(options, space, total_steps, OF_PROGRAM)
 
     def job_of(count: int) -> Job:
         run = of_program(
@@ -508,10 +481,15 @@ def train_population(
         platform=platform,
         measured=None,
     )
-    with words_of_python():
-        plan = planning.make_plan(
-            options, space, one, at_once=width, seed=seed, total_steps=total_steps
-        )
+    plan = planning.make_plan(
+        options,
+        space,
+        one,
+        at_once=width,
+        seed=seed,
+        total_steps=total_steps,
+        names=OF_PROGRAM,
+    )
     plan = plan._replace(finalists=finalists)
     folder = None if run_dir is None else Path(run_dir)
     with stopping_at_ctrl_c(should_stop) as stop:

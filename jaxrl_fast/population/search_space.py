@@ -85,6 +85,33 @@ class SearchSpace(NamedTuple):
 
 
 PREFIX = "sample."
+
+
+class Names(NamedTuple):
+    """How messages name what a user writes: words of the command, or arguments of a program.
+
+    Attributes:
+        varies: Text before the name of a setting that varies.
+        setting: ``(key) -> name`` of a setting.
+        option: ``(field) -> name`` of a field of `SearchOptions` for populations.
+    """
+
+    varies: str
+    setting: Callable[[str], str]
+    option: Callable[[str], str]
+
+    def varying(self, key: str) -> str:
+        """Return the name of a setting that varies."""
+        return f"{self.varies}{self.setting(key)}"
+
+
+OF_COMMAND = Names(varies=PREFIX, setting=lambda key: key, option=lambda name: f"population.{name}")
+OF_PROGRAM = Names(
+    varies="rates: ",
+    setting=lambda key: key.removeprefix("algo."),
+    option=lambda name: {"replay": "copy_replay"}.get(name, name),
+)
+
 INSTEAD = {
     "seed": "write seeds_per_trial=3, so that each trial has learners with different seeds",
     "algo.name": f"write {PREFIX}algo=choice:ppo,pqn",
@@ -92,13 +119,14 @@ INSTEAD = {
 """What to write where a setting of the run was to vary."""
 
 
-def read_draw(key: str, text: str, declared: Key) -> Draw:
+def read_draw(key: str, text: str, declared: Key, names: Names = OF_COMMAND) -> Draw:
     """Read how a setting varies.
 
     Args:
         key: Name of the setting, such as ``algo.learning_rate``.
         text: ``log:low:high``, ``uniform:low:high``, ``choice:a,b,c`` or ``grid:a,b,c``.
         declared: Declaration of the setting.
+        names: Names in messages.
 
     Returns:
         The draw.
@@ -108,45 +136,42 @@ def read_draw(key: str, text: str, declared: Key) -> Draw:
             setting.
     """
     kind, _, rest = text.partition(":")
+    named = f"{names.varying(key)}={text}"
     if kind not in (*RANGES, *LISTS) or not rest:
-        raise ConfigError(f"{PREFIX}{key}={text}: write {FORM}")
+        raise ConfigError(f"{named}: write {FORM}")
     parts = split_list(rest) if kind in LISTS else rest.split(":")
     if "" in parts or rest.count("[") != rest.count("]"):
         missing = "a value" if "" in parts else "a bracket"
-        raise ConfigError(f"{PREFIX}{key}={text}: {missing} is missing: write {FORM}")
+        raise ConfigError(f"{named}: {missing} is missing: write {FORM}")
     given = [parse_word(f"{key}={part}") for part in parts]
     if any(word.several is not None for word in given):
-        raise ConfigError(f"{PREFIX}{key}={text}: write {FORM}")
-    values = tuple(read_value(key, word.value, declared) for word in given)
+        raise ConfigError(f"{named}: write {FORM}")
+    values = tuple(read_value(names.setting(key), word.value, declared) for word in given)
     if kind in RANGES:
-        _check_range(key, text, kind, values)
+        _check_range(named, names.setting(key), kind, values)
     elif any(isinstance(value, Schedule) for value in values):
-        raise ConfigError(
-            f"{PREFIX}{key}={text}: a list holds numbers, not schedules: write numbers"
-        )
+        raise ConfigError(f"{named}: a list holds numbers, not schedules: write numbers")
     elif len(set(map(str, values))) < len(values):
-        raise ConfigError(f"{PREFIX}{key}={text}: a value is repeated: write each once")
+        raise ConfigError(f"{named}: a value is repeated: write each once")
     return Draw(kind, values)
 
 
-def _check_range(key: str, text: str, kind: str, values: Sequence[Any]) -> None:
+def _check_range(named: str, key: str, kind: str, values: Sequence[Any]) -> None:
     try:
         low, high = map(as_number, values)
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"{PREFIX}{key}={text}: write two numbers, as in {kind}:1e-4:1e-2"
-        ) from None
+        raise ConfigError(f"{named}: write two numbers, as in {kind}:1e-4:1e-2") from None
     if kind == "log" and min(low, high) <= 0.0:
         raise ConfigError(
-            f"{PREFIX}{key}={text}: a logarithmic range begins above 0: write uniform:... or larger numbers"
+            f"{named}: a logarithmic range begins above 0: write uniform:... or larger numbers"
         )
     if low == high:
         raise ConfigError(
-            f"{PREFIX}{key}={text}: nothing varies: write {key}={low:g} without sample., or a range"
+            f"{named}: nothing varies: write {key}={low:g} without sample., or a range"
         )
     if not low < high:
         raise ConfigError(
-            f"{PREFIX}{key}={text}: the first number must be the smaller: write {kind}:{high:g}:{low:g}"
+            f"{named}: the first number must be the smaller: write {kind}:{high:g}:{low:g}"
         )
 
 
@@ -170,7 +195,10 @@ def split_list(text: str) -> list[str]:
 
 
 def make_space(
-    texts: Mapping[str, str], keys: Mapping[str, Key], rates: Sequence[str]
+    texts: Mapping[str, str],
+    keys: Mapping[str, Key],
+    rates: Sequence[str],
+    names: Names = OF_COMMAND,
 ) -> SearchSpace:
     """Read a search space.
 
@@ -178,6 +206,7 @@ def make_space(
         texts: How settings vary, by key.
         keys: Declarations of all settings that may vary, by key.
         rates: Keys of those that are hyper-parameters.
+        names: Names in messages.
 
     Returns:
         The space.
@@ -188,21 +217,24 @@ def make_space(
     draws = {}
     for key, text in texts.items():
         if key not in keys:
-            hint = INSTEAD.get(key) or nearest(key, keys)
+            named = {names.setting(one): declared for one, declared in keys.items()}
+            hint = INSTEAD.get(key) or nearest(names.setting(key), named)
             size = "" if len(keys) == len(rates) else ", or a size"
             hint = (
-                f"write one of {', '.join(rates)}{size}"
+                f"write one of {', '.join(map(names.setting, rates))}{size}"
                 if hint.startswith("write one of")
                 else hint
             )
-            raise ConfigError(f"{PREFIX}{key}: there is no such setting of the algorithm: {hint}")
-        if key not in rates and text.split(":")[0] in RANGES:
-            named = ", ".join(rate.removeprefix("algo.") for rate in rates)
             raise ConfigError(
-                f"{PREFIX}{key}={text}: it is none of the rates ({named}) but a size or a choice, compiled into the "
-                f"program; each of its values is a group of members: write {PREFIX}{key}=choice:..."
+                f"{names.varying(key)}: there is no such setting of the algorithm: {hint}"
             )
-        draws[key] = read_draw(key, text, keys[key])
+        if key not in rates and text.split(":")[0] in RANGES:
+            listed = ", ".join(rate.removeprefix("algo.") for rate in rates)
+            raise ConfigError(
+                f"{names.varying(key)}={text}: it is none of the rates ({listed}) but a size or a choice, compiled into "
+                f"the program; each of its values is a group of members: write {names.varying(key)}=choice:..."
+            )
+        draws[key] = read_draw(key, text, keys[key], names)
     within = {key: draw for key, draw in draws.items() if key in rates}
     return SearchSpace(within, {key: draw for key, draw in draws.items() if key not in rates})
 
