@@ -116,7 +116,6 @@ def serve() -> None:
 def import_commands() -> None:
     """Import every module that does not start JAX; gymnax starts it on import."""
     import gymnasium
-    import orbax.checkpoint
 
     import jaxrl_fast.autotune
     import jaxrl_fast.check

@@ -101,7 +101,7 @@ DAMAGES = {
     "description of another version": (
         "description.json",
         lambda path: edit(path, format=99),
-        "has format 99, this version of jaxrl_fast reads format 2: resume it with the version that wrote it",
+        "has format 99, this version of jaxrl_fast reads 2 and 3: resume it with the version that wrote it",
     ),
     "description a folder": (
         "description.json",
@@ -110,16 +110,14 @@ DAMAGES = {
     ),
     "state truncated": (
         "state",
-        lambda path: truncate(largest(path / "d")),
-        "is damaged (state/d/",
+        lambda path: truncate(largest(path)),
+        "is damaged (state/arrays.bin",
     ),
-    "state flipped": ("state", lambda path: flip(largest(path / "d")), "is damaged (state/d/"),
-    "a file of state deleted": ("state", lambda path: delete(largest(path / "d")), "No such file"),
+    "state flipped": ("state", lambda path: flip(largest(path)), "is damaged (state/arrays.bin"),
+    "the file of state deleted": ("state", lambda path: delete(largest(path)), "No such file"),
+    "the file of state another": ("state/arrays.bin", write(b"{"), "is damaged"),
     "state deleted": ("state", delete, "is damaged"),
     "state empty": ("state", lambda path: (delete(path), path.mkdir()), "is damaged"),
-    "state's manifest deleted": ("state/manifest.ocdbt", delete, "is damaged"),
-    "state's metadata no JSON": ("state/_METADATA", write(b"{"), "is damaged"),
-    "state's metadata deleted": ("state/_METADATA", delete, "is damaged"),
     "replay flipped": ("replay", lambda path: flip(largest(path)), "is damaged (replay/"),
     "replay truncated": ("replay", lambda path: truncate(largest(path)), "is damaged (replay/"),
 }
@@ -362,8 +360,6 @@ class Bomb:
 
 BOMBS = [
     ("train", "run/checkpoints/200/description.json"),
-    ("train", "run/checkpoints/200/state/_METADATA"),
-    ("train", "run/checkpoints/200/state/manifest.ocdbt"),
     ("train", "run/checkpoints/200/state/largest"),
     ("train", "run/checkpoints/200/replay/largest"),
     ("evaluate", "run/policy/policy.json"),

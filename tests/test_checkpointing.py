@@ -37,6 +37,7 @@ def state(value: float = 1.0) -> TrainState:
             "flags": jnp.array([one > 0, False]),
             "none": jnp.zeros((0, 3)),
             "scalar": jnp.float32(value),
+            "half": jnp.full(3, value, jnp.bfloat16),
         },
         "experience": {
             "ring": jnp.arange(one, one + 200_000).astype(jnp.uint8),
@@ -147,12 +148,26 @@ def test_a_truncated_file_is_found(saved, tmp_path, name):
         files.read_arrays(files.read_description(copy))
 
 
+@pytest.mark.parametrize(("change", "why"), [(-1, "cannot reshape"), (1, "more bytes")])
+def test_a_file_of_another_length_is_refused_even_with_its_digests(saved, tmp_path, change, why):
+    copy = Path(shutil.copytree(saved, tmp_path / "12"))
+    file = copy / "state" / "arrays.bin"
+    content = file.read_bytes()
+    file.write_bytes(content + b"0" if change > 0 else content[:change])
+    stored = json.loads((copy / "description.json").read_text())
+    stored["content"]["files"]["state/arrays.bin"] = files._digest_of_file(file)
+    stored["digest"] = files._digest_of(stored["content"])
+    (copy / "description.json").write_text(json.dumps(stored))
+    with pytest.raises(files.CheckpointError, match=f"state cannot be read: .*{why}"):
+        files.read_arrays(files.read_description(copy))
+
+
 def test_another_version_is_named(saved, tmp_path):
     copy = Path(shutil.copytree(saved, tmp_path / "12"))
     stored = json.loads((copy / "description.json").read_text())
     (copy / "description.json").write_text(json.dumps({**stored, "format": 99}))
     with pytest.raises(
-        files.CheckpointError, match="has format 99, this version of jaxrl_fast reads format 2"
+        files.CheckpointError, match="has format 99, this version of jaxrl_fast reads 2 and 3"
     ):
         files.read_description(copy)
 

@@ -100,7 +100,7 @@ ARGUMENTS = {
         "heartbeat_timeout_seconds",
         "local_device_ids",
     },
-    "orbax.checkpoint.PyTreeCheckpointHandler": {"use_compression", "multiprocessing_options"},
+    "orbax.checkpoint.PyTreeCheckpointHandler": {"multiprocessing_options"},
     "orbax.checkpoint.Checkpointer": {"multiprocessing_options"},
     "orbax.checkpoint.options.MultiprocessingOptions": {"primary_host", "active_processes"},
     "orbax.checkpoint.args.PyTreeRestore": {"restore_args"},

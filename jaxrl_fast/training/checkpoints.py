@@ -4,16 +4,22 @@ A checkpoint is a folder ``checkpoints/<environment steps>``, which gets this na
 on disk::
 
     description.json   the run's settings and progress, and a digest of every file
-    state/             Orbax: parameters, optimizers, statistics, environments, PRNG keys, channels
-    that cross a tick replay/            Orbax: the replay buffer, in the newest checkpoint only
+    state/arrays.bin   parameters, optimizers, statistics, environments, PRNG keys, channels that
+                       cross a tick
+    replay/arrays.bin  the replay buffer, in the newest checkpoint only
 
 Nothing read from a checkpoint is executed: arrays are numbers, and everything else is JSON.
+
+The bytes of the arrays lie one behind another, by name. Until 0.2.0, in format 2, Orbax wrote them.
+One process writes arrays of the host in a thread here, so that Orbax's shards, processes and
+threads were not used; ``experiments/results/checkpoint_files.json`` has what each costs.
 """
 
 import errno
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,8 +39,12 @@ from jaxrl_fast.settings.schema import Checkpoints
 from jaxrl_fast.system import one_line, replacing
 from jaxrl_fast.training.callbacks import CallbackError, OnCheckpoint, Row, Tell, to_stderr
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READABLE = (2, FORMAT_VERSION)
+"""Formats that can be read."""
 PARTS = ("state", "replay")
+ARRAYS = "arrays.bin"
+"""File of the arrays of a part."""
 BESIDE = "evaluation/"
 """Prefix of arrays that are not part of the run's state: snapshots that were not evaluated yet."""
 SMALL_FILES = 65_536
@@ -163,7 +173,7 @@ def read_description(path: Path) -> CheckpointFacts:
     try:
         stored = json.loads((path / "description.json").read_text(encoding="utf-8"))
         version = stored["format"]
-        if version == FORMAT_VERSION and stored["digest"] == _digest_of(stored["content"]):
+        if version in READABLE and stored["digest"] == _digest_of(stored["content"]):
             return CheckpointFacts(path, **stored["content"])
     except FileNotFoundError as error:
         raise _damaged(path, "description.json is missing") from error
@@ -171,13 +181,14 @@ def read_description(path: Path) -> CheckpointFacts:
         raise _damaged(path, f"description.json cannot be read: {one_line(error)}") from error
     raise (
         _damaged(path, "description.json has changed")
-        if version == FORMAT_VERSION
+        if version in READABLE
         else _outdated(path, version)
     )
 
 
 def _outdated(path: Path, version: Any) -> CheckpointError:
-    found = f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}"
+    readable = " and ".join(map(str, READABLE))
+    found = f"checkpoint {path} has format {version}, this version of jaxrl_fast reads {readable}"
     return CheckpointError(f"{found}: resume it with the version that wrote it")
 
 
@@ -217,8 +228,7 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
         CheckpointError: A file is missing or has changed.
     """
     path, arrays = description.path, {}
-    # Verified first, since Orbax and TensorStore print long tracebacks from threads for unreadable
-    # files.
+    # Verified first, since Orbax, which reads format 2, prints long tracebacks from threads.
     verify(description)
     refills, lost = description.refills, description.replay_lost
     wanted = {n: d for n, d in description.arrays.items() if not (lost and is_replay(n, refills))}
@@ -226,7 +236,7 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
         names = _of_part(part, wanted, refills)
         try:
             arrays.update(_load_arrays(path / part, names))
-        except Exception as error:  # any error of another version of Orbax
+        except Exception as error:  # any error of NumPy, or another version of Orbax
             raise _damaged(path, f"{part} cannot be read: {one_line(error)}") from error
     return with_variances(arrays)
 
@@ -387,9 +397,7 @@ def _write_description(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _require_space(path: Path, size: int) -> None:
-    """Raise OSError without space for ``size`` bytes, before Orbax's threads fail and print
-    tracebacks.
-    """
+    """Raise OSError without space for ``size`` bytes, before any array is written."""
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
@@ -400,39 +408,45 @@ def _require_space(path: Path, size: int) -> None:
 
 def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     if arrays:
-        import orbax.checkpoint as ocp
-
-        with _checkpointer() as orbax:
-            orbax.save(
-                path.absolute(),
-                args=ocp.args.PyTreeSave({n: a for n, a in arrays.items() if a.size}),
-            )
+        path.mkdir()
+        with (path / ARRAYS).open("wb") as file:
+            for name in sorted(arrays):
+                arrays[name].tofile(file)
+            os.fsync(file.fileno())
 
 
 def _load_arrays(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+    if not described:
+        return {}
+    if not (path / ARRAYS).exists():
+        return _load_format_2(path, described)
+    with (path / ARRAYS).open("rb") as file:
+        arrays = {
+            name: np.fromfile(file, d["dtype"], math.prod(d["shape"])).reshape(d["shape"])
+            for name, d in sorted(described.items())
+        }
+        if file.read(1):
+            raise ValueError(f"{ARRAYS} has more bytes than its arrays")
+    return arrays
+
+
+def _load_format_2(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Read arrays that Orbax wrote, which has no empty ones."""
     empty = {n: np.zeros(d["shape"], d["dtype"]) for n, d in described.items() if 0 in d["shape"]}
     if len(empty) == len(described):
         return empty
     import orbax.checkpoint as ocp
 
+    # One process: Orbax would wait for the others, which read at other times.
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    with _checkpointer() as orbax:
-        names = [name for name in described if name not in empty]
+    names = [name for name in described if name not in empty]
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as orbax:
         asked = ocp.args.PyTreeRestore(restore_args=dict.fromkeys(names, as_numpy))
         restored = orbax.restore(path.absolute(), args=asked)
     return empty | {name: restored[name] for name in names}
-
-
-def _checkpointer() -> Any:
-    import orbax.checkpoint as ocp
-
-    # One process: Orbax would wait for the others, which write nothing and read at other times.
-    own = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-    # Uncompressed: the size that is printed before is exact, and compression would take cores from
-    # training.
-    handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone)
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _of_part(part: str, by_name: Mapping[str, Any], refills: Iterable[str]) -> dict[str, Any]:
