@@ -589,9 +589,7 @@ def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(
     ],
 )
 def test_a_time_limit_that_32_bits_do_not_hold_is_refused(name, options):
-    with pytest.raises(
-        ValueError, match="0000000000: write a number of at most 2147483647"
-    ):
+    with pytest.raises(ValueError, match="0000000000: write a number of at most 2147483647"):
         jf.make_env(name, num_envs=2, **options)
 
 
