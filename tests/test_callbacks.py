@@ -517,7 +517,7 @@ def test_the_curriculum_of_the_page_raises_its_level_across_resets_and_resumes(
 
 
 def test_the_return_is_no_part_of_a_compiled_program():
-    keeper: Any = SimpleNamespace(files=None, identity="")
+    keeper: Any = SimpleNamespace(files=None, identity={"code": {}})
     words = ["env=cartpole", "eval.beside=false"]
     settings = [
         flat_settings(compose([*words, *more]))
