@@ -117,9 +117,9 @@ def test_cars_move_collide_see_and_are_paid_as_in_ma_gym(num_cars: int):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_agents": 11}, "env.num_agents=11: the junction has 1 to 10 cars"),
-        ({"arrive_prob": 2.0}, "env.arrive_prob=2.0: write a probability"),
-        ({"lanes": 3}, "has no option 'lanes': write one of num_agents, arrive_prob"),
+        ({"num_agents": 11}, "env.num_agents=11: write a number of at most 10"),
+        ({"arrive_prob": 2.0}, "env.arrive_prob=2.0: write a number of at most 1"),
+        ({"lanes": 3}, "has no option 'lanes': write one of arrive_prob, collision_reward"),
     ],
 )
 def test_a_junction_that_does_not_exist_is_refused(options: dict, message: str):
