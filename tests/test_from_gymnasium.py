@@ -214,7 +214,11 @@ def test_wrappers_options_and_time_limits_reach_the_environment():
         ("cartpole-v1", {}, "Did you mean: `CartPole`?"),
         ("nowhere:Mine-v0", {}, "needs the package 'nowhere': pip install nowhere"),
         ("CartPole-v1", {"wings": 2}, "CartPole-v1 cannot be made: TypeError"),
-        ("CartPole-v1", {"max_episode_steps": 0}, "max_episode_steps=0: write a number of at least 1"),
+        (
+            "CartPole-v1",
+            {"max_episode_steps": 0},
+            "max_episode_steps=0: write a number of at least 1",
+        ),
         (
             "CartPole-v1",
             {"wrappers": ["NoSuch"]},
