@@ -417,7 +417,7 @@ def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_tak
 
 
 def commands_of_the_docs() -> list[str]:
-    # the lines of the first are cut; those of the second need its package (test_plugins.py)
+    # lines of the first are cut, and lines of the second need its package (test_plugins.py)
     other = ("limits.md", "suite.md")
     pages = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name not in other]
     text = "\n".join(path.read_text() for path in [ROOT / "README.md", *pages])
