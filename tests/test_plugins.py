@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from many_commands import Commands
 
 from jaxrl_fast import envs, plugins
 from jaxrl_fast.algorithms import registry
-from jaxrl_fast.plugins import SUITES, Suite
+from jaxrl_fast.commands import env_cache
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.plugins import SUITES
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tutorials" / "suite.md"
@@ -162,9 +165,29 @@ def test_a_name_of_ours_is_not_replaced(monkeypatch):
     assert registry.declared_named("ppo") is registry.ALGORITHMS["ppo"]
 
 
-def test_every_suite_has_a_record_whose_fields_are_read():
-    for name, suite in SUITES.items():
-        assert isinstance(suite, Suite) and suite.example, name
+@pytest.mark.parametrize("name", SUITES)
+def test_the_module_of_every_record_exists(name: str):
+    assert find_spec(SUITES[name].module) is not None
+
+
+def test_a_run_with_names_of_ours_asks_no_other_package(monkeypatch):
+    def asked(group: plugins.Group) -> dict:
+        raise AssertionError(f"entry points of {group} were read")
+
+    monkeypatch.setattr(plugins, "_entry_points", asked)
+    for words in (["env=cartpole"], ["env=brax", "env.id=ant", "algo=sac", "placement=fused"]):
+        run = compose(words)
+        suite, _ = envs.resolve(run.env, dict(run.env_options))
+        assert env_cache.identity_of(suite, run.algo) is not None
+
+
+def test_a_package_that_cannot_be_loaded_changes_no_message_about_others(monkeypatch):
+    point = EntryPoint("broken", "no_such_package:x", "jaxrl_fast.algorithms")
+    monkeypatch.setattr(plugins, "_entry_points", lambda group: {"broken": point})
+    with pytest.raises(ValueError, match="it belongs to algo=dqn"):
+        compose(["env=cartpole", "algo=ppo", "algo.epsilon_spread=0.1"])
+    with pytest.raises(ValueError, match=r"env\.file=.* has no effect .*: write it with env=mjcf"):
+        compose(["env=cartpole", "env.file=a.xml"])
 
 
 def test_the_next_start_reads_its_programs_and_a_change_of_its_code_makes_others(

@@ -23,7 +23,7 @@ import numpy as np
 from flax import serialization
 
 from jaxrl_fast import envs, plugins
-from jaxrl_fast.algorithms.registry import declared_named
+from jaxrl_fast.algorithms.registry import ALGORITHMS, declared_named
 from jaxrl_fast.commands.run_config import make_envs
 from jaxrl_fast.core import EnvSpec, PyTree
 from jaxrl_fast.envs.env import Bodies, Env, VecEnv, vectorize
@@ -69,8 +69,7 @@ def identity_of(suite: str, algo: str) -> dict[str, Any] | None:
     cached_with = envs.named_suite(suite).cached_with
     if cached_with is None:
         return None
-    registered = (plugins.source_of("suites", suite), plugins.source_of("algorithms", algo))
-    sources = [source for source in registered if source is not None]
+    sources = _sources_of_others(suite, algo)
     return {
         "python": [platform.python_implementation(), platform.python_version()],
         "code": {name: _digest_of_code(name) for name in (OWN, *(s.package for s in sources))},
@@ -87,6 +86,17 @@ def identity_of(suite: str, algo: str) -> dict[str, Any] | None:
             [d.platform, d.device_kind, d.id, d.client.platform_version] for d in jax.devices()
         ],
     }
+
+
+def _sources_of_others(suite: str, algo: str) -> list[plugins.Source]:
+    """Return the code of other packages that bring a suite or an algorithm which ours lack."""
+    names: list[tuple[plugins.Group, str]] = []
+    if suite not in plugins.SUITES:
+        names.append(("suites", suite))
+    if algo not in ALGORITHMS:
+        names.append(("algorithms", algo))
+    sources = (plugins.source_of(group, name) for group, name in names)
+    return [source for source in sources if source is not None]
 
 
 def digest(*parts: Any) -> str:

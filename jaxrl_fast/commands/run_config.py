@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FEWER, FOLLOWING, default_envs, of_environment
-from jaxrl_fast.algorithms.registry import CUSTOM, make_named, names_of_algorithms
+from jaxrl_fast.algorithms.registry import CUSTOM, declared_named, make_named, names_of_algorithms
 from jaxrl_fast.commands.layers import (
     Layer,
     read_checkpoint,
@@ -20,7 +21,7 @@ from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
-from jaxrl_fast.plugins import REFUSED_SUITES
+from jaxrl_fast.plugins import REFUSED_SUITES, PluginFailed
 from jaxrl_fast.runtime import cluster
 from jaxrl_fast.runtime.placements import PLACEMENTS, worker_acting
 from jaxrl_fast.settings import schema
@@ -339,8 +340,11 @@ def options_of(group: str) -> list[str]:
     Returns:
         Names.
     """
-    fixed = {"algo": [*names_of_algorithms(), CUSTOM], "placement": [AUTO, *PLACEMENTS]}
-    return fixed[group] if group in fixed else sorted([*envs.SHORT_NAMES, *envs.names_of_suites()])
+    if group == "placement":
+        return [AUTO, *PLACEMENTS]
+    if group == "algo":
+        return [*names_of_algorithms(), CUSTOM]
+    return sorted([*envs.SHORT_NAMES, *envs.names_of_suites()])
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
@@ -374,10 +378,19 @@ def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
     return groups, Layer(file.source, values)
 
 
+def _exists(group: str, name: str) -> bool:
+    """Return whether a group has a name; packages of others are asked only where ours lack it."""
+    if group == "env":
+        return name in envs.SHORT_NAMES or envs.suite_of(name) is not None
+    if group == "algo":
+        return name == CUSTOM or declared_named(name) is not None
+    return name in options_of(group)
+
+
 def _known_option(group: str, name: str) -> str:
     if group == "env" and name in REFUSED_SUITES:
         envs.resolve(name, {})
-    if name not in options_of(group):
+    if not _exists(group, name):
         ids = f"env=gymnasium env.id={name}, env=gymnax env.id=... or env=brax env.id=..."
         more = f"; any other id is {ids}" if group == "env" else ""
         raise ConfigError(f"{group}={name} is unknown: {nearest(name, options_of(group))}{more}")
@@ -449,11 +462,18 @@ def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str
     return typed
 
 
+def _has_key(algo: str, name: str) -> bool:
+    """Return whether an algorithm has a key; a package that cannot be loaded has none."""
+    with suppress(PluginFailed):
+        return name in algo_keys(algo)
+    return False
+
+
 def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
     if name.removesuffix(".name") in schema.GROUPS:
         return f"did you mean {name.removesuffix('.name')}?"
     section = [key for key in keys if key.split(".")[0] == name.split(".")[0]]
-    owners = [f"algo={algo}" for algo in names_of_algorithms() if name in algo_keys(algo)]
+    owners = [f"algo={algo}" for algo in names_of_algorithms() if _has_key(algo, name)]
     if owners:
         return f"it belongs to {' or '.join(owners)}"
     hint = nearest(name, keys)
@@ -490,9 +510,7 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
     for key in ("id", "make", "file"):
         if key != needed and values[f"env.{key}"] is not None:
             takers = " or ".join(
-                f"env={name}"
-                for name in envs.names_of_suites()
-                if envs.named_suite(name).selected_by == key
+                f"env={name}" for name, record in envs.SUITES.items() if record.selected_by == key
             )
             raise ConfigError(
                 f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}"

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from jaxrl_fast.algorithms.registry import declared_named, factory_of, made_by_user
 from jaxrl_fast.core import MAX_SIZE, Number
+from jaxrl_fast.envs.options import OTHERS as HANDED_ON
 from jaxrl_fast.fields import plain_type, ranges_of, texts_of, types_of
 from jaxrl_fast.learning.algorithm import DeclaredAlgorithm
 from jaxrl_fast.numerics.optimizers import is_function
@@ -165,7 +166,5 @@ def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
     return found
 
 
-HANDED_ON = "others"
-"""Field of a suite's options with the names that it hands on to its package."""
 REQUIRED, OTHERS = "VALUE", "NAME"
 """Default of a key without one, and name of the key that stands for all others."""

@@ -19,7 +19,7 @@ from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import Env
 from jaxrl_fast.envs.env_checks import check_shapes
-from jaxrl_fast.envs.options import EnvOptions, OptionalCount, read_options
+from jaxrl_fast.envs.options import EnvOptions, OptionalCount, read_options, unknown_option
 from jaxrl_fast.envs.pool.several_agents import largest_shape, most_actions, own_sizes
 from jaxrl_fast.spaces import Space, space_of_arrays
 
@@ -272,9 +272,7 @@ def _made(id: str, options: dict[str, Any]) -> Any:
         "env_kwargs",
     }
     if unknown := sorted(set(options) - known):  # some constructors ignore unknown arguments
-        raise ValueError(
-            f"jaxmarl {id} has no option '{unknown[0]}': write one of {', '.join(sorted(known))}"
-        )
+        raise unknown_option(f"jaxmarl {id}", unknown[0], known)
     return env
 
 

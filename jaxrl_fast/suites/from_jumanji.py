@@ -27,7 +27,13 @@ from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
-from jaxrl_fast.envs.options import EnvOptions, OptionalCount, check_others, read_options
+from jaxrl_fast.envs.options import (
+    EnvOptions,
+    OptionalCount,
+    check_others,
+    read_options,
+    unknown_option,
+)
 from jaxrl_fast.system import fault_of
 
 NEVER = 2**30
@@ -189,10 +195,8 @@ def _registered(
         for option, value in options.items():
             if option not in known or option == "time_limit":
                 plain = [name for name, now in known.items() if isinstance(now, int | float | str)]
-                others = sorted({*plain, "episode_length"} - {"time_limit"})
-                raise ValueError(
-                    f"jumanji {id} has no option '{option}': write one of {', '.join(others)}"
-                )
+                others = {*plain, "episode_length"} - {"time_limit"}
+                raise unknown_option(f"jumanji {id}", option, others)
             check_option(f"env.{option}", value, known[option])
             if type(known[option]) is int and not is_count(value):
                 raise ValueError(f"env.{option}={value}: {A_COUNT}")
