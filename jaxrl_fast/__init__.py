@@ -10,12 +10,36 @@ The import changes no JAX setting. JAX is imported with the first name that need
 pool's worker, which imports `jaxrl_fast.envs.pool`, does not import it. Commands call `setup`.
 """
 
+import os
+import signal
+import sys
 import time
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 IMPORT_START_S = time.perf_counter()
 """Start of the import, from which commands measure their start-up time."""
+
+
+def leave_silently(number: int, frame: object) -> None:
+    """End a command that has only imported modules, at Ctrl-C.
+
+    An exception in the middle of an import prints a traceback, and aborts if it reaches C++.
+
+    Args:
+        number: Number of the signal.
+        frame: Unused.
+    """
+    os._exit(128 + number)
+
+
+_is_command = sys.argv[:1] == ["-m"] and any(
+    option == "-m" and module.partition(".")[0] == __name__
+    for option, module in pairwise(sys.orig_argv)
+)
+if _is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, leave_silently)
 
 
 if TYPE_CHECKING:

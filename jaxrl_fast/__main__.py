@@ -3,6 +3,7 @@
 import sys
 
 from jaxrl_fast.plugins import PluginFailed, load, registered
+from jaxrl_fast.system import raise_at_ctrl_c
 
 COMMANDS = {
     "train": "train a policy: python -m jaxrl_fast.train env=halfcheetah",
@@ -51,6 +52,7 @@ def run_registered(name: str, words: list[str]) -> int:
         print(f"jaxrl_fast: error: {error}", file=sys.stderr)
         return 2
     if command is not None:
+        raise_at_ctrl_c()
         return int(command(words) or 0)
     instead = name if name in COMMANDS else "train"
     print(

@@ -48,7 +48,6 @@ from jaxrl_fast.training.callbacks import (
     Row,
     ShouldStop,
     Tell,
-    stopping_at_ctrl_c,
     to_stderr,
 )
 from jaxrl_fast.training.calls import Calls, with_callbacks
@@ -57,6 +56,7 @@ from jaxrl_fast.training.episodes import Evaluate, make_periodic_evaluation
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.loop import Trained, run_job
 from jaxrl_fast.training.run_folder import locked
+from jaxrl_fast.training.stop_signals import stopping_at_signals
 from jaxrl_fast.views.listeners import make_listeners
 
 
@@ -232,6 +232,8 @@ def learn(
         NonFiniteError: The environment or an update computed a NaN or an infinity.
         KeyboardInterrupt: Ctrl-C was pressed; with ``run_dir``, the run stops after its chunk and
             is saved first.
+        SystemExit: With ``run_dir``, another signal ended the run, such as ``kill``; it is saved
+            first. A signal that the program handles remains the program's.
     """
     require_devices()
     require_vectorized(env, algorithm)
@@ -316,8 +318,8 @@ def live_plot_in_notebook() -> OnMetrics | None:
 
 
 def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:
-    """Train a job with files in a folder that no other run may use, and save it if Ctrl-C is
-    pressed.
+    """Train a job with files in a folder that no other run may use, and save it if a signal ends
+    it.
 
     Args:
         job: Job.
@@ -331,13 +333,13 @@ def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:
     Raises:
         ValueError: Another run uses the folder, or it is not writable.
         KeyboardInterrupt: Ctrl-C was pressed, and the run is saved.
+        SystemExit: Another signal ended the run, which is saved.
     """
     with ExitStack() as stack:
         hosts.decide(lambda: stack.enter_context(locked(folder)))
-        should_stop = stack.enter_context(stopping_at_ctrl_c(calls.should_stop))
-        return run_job(
-            job, calls._replace(should_stop=should_stop, listeners=make_listeners()), folder, log
-        )
+        stop = stack.enter_context(stopping_at_signals(calls.should_stop))
+        calls = calls._replace(**stop._asdict(), listeners=make_listeners())
+        return run_job(job, calls, folder, log)
 
 
 @checks_numbers(STEP_RANGES)

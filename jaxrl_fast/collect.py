@@ -15,7 +15,12 @@ from jaxrl_fast.commands.cli import POLICIES, check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.offline.collecting import collect_episodes, policy_at, stored_steps
+from jaxrl_fast.offline.collecting import (
+    NothingCollected,
+    collect_episodes,
+    policy_at,
+    stored_steps,
+)
 from jaxrl_fast.offline.datasets import (
     MINARI,
     Dataset,
@@ -29,6 +34,7 @@ from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.run import Run
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps
+from jaxrl_fast.training.stop_signals import StopSignal
 
 KEYS = {
     "out": Key(
@@ -62,7 +68,8 @@ def collect_run(words: Sequence[str]) -> int:
         words: Words of the command line.
 
     Returns:
-        Exit code.
+        Exit code: 0, or 128 and the number of the signal that ended it; its episodes so far are
+        written.
 
     Raises:
         ConfigError: No place to write to, or unknown policy.
@@ -76,6 +83,7 @@ def collect_run(words: Sequence[str]) -> int:
         import_minari()
     else:
         refuse_full(Path(out))
+    stop = StopSignal(what="the first episode", stops="when the episodes so far are written")
     setup()
     run, policy = open_run(folder, POLICIES.get(given["policy"], "policy"), given["settings"])
     checkpoint = checkpoint_of(folder, given["policy"], newest=given["replay"])
@@ -94,7 +102,18 @@ def collect_run(words: Sequence[str]) -> int:
             chosen = (
                 with_sampled_actions(chosen, make_algorithm(run)) if given["sample"] else chosen
             )
-            dataset = collect_episodes(chosen, env, episodes=given["episodes"], seed=given["seed"])
+            try:
+                dataset = collect_episodes(
+                    chosen,
+                    env,
+                    episodes=given["episodes"],
+                    seed=given["seed"],
+                    should_stop=stop,
+                )
+            except NothingCollected as error:
+                assert stop.number is not None
+                print(error, file=sys.stderr)
+                return 128 + stop.number
         about = {
             **dataset.about,
             "run": str(folder),
@@ -102,7 +121,7 @@ def collect_run(words: Sequence[str]) -> int:
             "sample": given["sample"],
         }
         write(dataset._replace(about=about), out, run, policy)
-    return 0
+    return 128 + stop.number if stop.number is not None else 0
 
 
 def checkpoint_of(folder: Path, which: str, *, newest: bool) -> Path | None:

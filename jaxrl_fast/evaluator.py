@@ -1,7 +1,6 @@
 """``python -m jaxrl_fast.evaluator FOLDER``: the evaluator process of a run, started by training."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.settings.machine import collect_garbage_seldom, setup
 from jaxrl_fast.settings.run import flat_settings
+from jaxrl_fast.system import leave_signals_to_parent
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.episodes import make_periodic_evaluation
 from jaxrl_fast.training.evaluator_process import read_ahead, serve, take_what_is_left
@@ -31,7 +31,7 @@ def evaluate_for(folder: Path) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of an environment must not mix with the answers
     take_what_is_left()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_parent()
     requests = read_ahead(sys.stdin.buffer)
     run = run_config.compose([f"config='{folder / 'config.yaml'}'"])
     setup(cpu_devices=1)

@@ -42,10 +42,11 @@ from jaxrl_fast.settings.machine import collect_garbage_seldom, free_bytes
 from jaxrl_fast.settings.run import Run, may_be_host, to_yaml
 from jaxrl_fast.settings.schema import command_line, written
 from jaxrl_fast.system import replace_file
-from jaxrl_fast.training.callbacks import StopSignal, to_stderr
+from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.job import Job, ticks_within
 from jaxrl_fast.training.progress import clock
 from jaxrl_fast.training.run_folder import write_summary
+from jaxrl_fast.training.stop_signals import StopSignal
 from jaxrl_fast.views.listeners import try_to_write
 from jaxrl_fast.views.population_pictures import draw_population
 
@@ -108,7 +109,7 @@ def train_sweep(words: list[str]) -> int:
         words: Words of the command line.
 
     Returns:
-        Exit code: 0, or 130 or 143 after a signal.
+        Exit code: 0, or 128 and the number of the signal that ended the sweep.
 
     Raises:
         ConfigError: Wrong words.
@@ -200,6 +201,7 @@ def run_sweep(
         lambda sizes: jobs(width * each, sizes),
         population_run.Files(folder, facts),
         should_stop=stop,
+        should_save=stop.should_save,
         tell=print if hosts.is_first() else lambda line: None,
         final_episodes=sweep.given["final_episodes"],
         resume=begun,

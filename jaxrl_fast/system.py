@@ -16,6 +16,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast import leave_silently
+
+ENDING = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGQUIT,
+    signal.SIGXCPU,
+    signal.SIGUSR2,
+)
+"""Signals that end a run after its chunk. Its exit code is 128 and the signal's number."""
+SAVING = signal.SIGUSR1
+"""Signal that saves a run after its chunk."""
 UNFINISHED = ".unfinished"
 """Suffix of the name of a file that is being written."""
 
@@ -107,6 +120,22 @@ def end_session(process: subprocess.Popen) -> None:
     for pipe in filter(None, (process.stdin, process.stdout)):
         with suppress(OSError):  # unsent data is lost
             pipe.close()
+
+
+def raise_at_ctrl_c() -> None:
+    """Let Ctrl-C raise `KeyboardInterrupt` again, when a command has imported its modules."""
+    if signal.getsignal(signal.SIGINT) is leave_silently:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def leave_signals_to_parent() -> None:
+    """Do nothing at a signal, in a process that its parent ends.
+
+    A terminal and some schedulers send a run's signals to all its processes. They are handled, not
+    ignored, since a program that an environment starts would inherit that.
+    """
+    for number in (*ENDING, SAVING):
+        signal.signal(number, lambda number, frame: None)
 
 
 LIBRARIES = re.compile(

@@ -40,7 +40,7 @@ from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 from jaxrl_fast.settings.run import Run, algo_words, flat_settings
 from jaxrl_fast.settings.schema import named_again
-from jaxrl_fast.training.callbacks import StopSignal, Tell, describe_reached, reached
+from jaxrl_fast.training.callbacks import Tell, describe_reached, reached
 from jaxrl_fast.training.calls import Calls, with_callbacks
 from jaxrl_fast.training.checkpoints import read_description
 from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
@@ -49,6 +49,7 @@ from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
 from jaxrl_fast.training.run_folder import check_unused
+from jaxrl_fast.training.stop_signals import EXIT_CODES, StopSignal
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write
 from jaxrl_fast.views.viewer import draw_policy, with_bodies
@@ -65,7 +66,7 @@ def train_run(run: Run, *, keep: bool = False) -> int:
         keep: As in `prepare_run`.
 
     Returns:
-        Exit code: 0, or 130 or 143 after a signal.
+        Exit code: 0, or 128 and the number of the signal that ended the run.
     """
     stop = StopSignal()
     if run.run_dir is not None:
@@ -87,7 +88,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
         stack: Unlocks the folder of the run when it ends.
 
     Returns:
-        Exit code: 0, or 130 or 143 after a signal.
+        Exit code: 0, or 128 and the number of the signal that ended the run.
     """
     run, chosen, env, keeper = prepared
     algorithm, teacher = taught_algorithm(run)
@@ -117,6 +118,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
             calls = Calls(
                 on_metrics=progress,
                 should_stop=stop,
+                should_save=stop.should_save,
                 evaluate=evaluator,
                 tell=progress.tell,
                 listeners=make_listeners(),
@@ -335,7 +337,7 @@ def run_as_process() -> NoReturn:
     sys.stderr.flush()
     if cluster.last_word.text:
         cluster.leave(status)
-    if status in cli.INTERRUPTED:
+    if status in EXIT_CODES:
         os._exit(status)
     sys.exit(status)
 

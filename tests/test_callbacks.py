@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import signal
 import sys
 import threading
 import time
@@ -29,7 +27,7 @@ from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import vectorize
 from jaxrl_fast.settings.run import flat_settings, to_yaml
-from jaxrl_fast.training.callbacks import StopSignal, check_stop, reached
+from jaxrl_fast.training.callbacks import check_stop, reached
 from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
 from jaxrl_fast.training.run_folder import read_run
 
@@ -550,22 +548,3 @@ def test_a_run_that_ends_before_its_first_update_says_so(commands, tmp_path, wor
     assert (
         ended.status == TRAINED and ("no update" in ended.out) == bool(told) and told in ended.out
     )
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_stops_the_run_and_the_second_has_its_default_effect(number: int):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        stop = StopSignal()
-        assert not stop()  # training begins
-        # else the next line ends the tests
-        assert signal.getsignal(number) not in (
-            signal.SIG_DFL,
-            before[number],
-        )
-        os.kill(os.getpid(), number)
-        assert stop() and stop.number == number
-        assert [signal.getsignal(one) for one in before] == [signal.SIG_DFL] * 2
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

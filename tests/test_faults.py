@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from test_train import ROOT, begin, finish, wait_for
 
-from jaxrl_fast.training.callbacks import stopping_at_ctrl_c
 from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
 from jaxrl_fast.training.run_folder import locked
+from jaxrl_fast.training.stop_signals import Stop, stopping_at_signals
 
 sys.path.insert(0, str(ROOT / "experiments" / "laws"))
 import kill
@@ -112,10 +113,10 @@ def test_a_second_ctrl_c_interrupts_a_program_at_once(tmp_path):
 
 
 def test_the_second_ctrl_c_reaches_pythons_own_handler():
-    with pytest.raises(KeyboardInterrupt, match="second"), stopping_at_ctrl_c(bool) as stop:
-        assert not stop()
+    with pytest.raises(KeyboardInterrupt, match="second"), stopping_at_signals(bool) as stop:
+        assert not stop.should_stop()
         signal.raise_signal(signal.SIGINT)
-        assert stop() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert stop.should_stop() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
@@ -128,20 +129,20 @@ def test_a_handler_of_the_program_stays_and_threads_have_none():
 
     signal.signal(signal.SIGINT, own)
     try:
-        with stopping_at_ctrl_c(bool):
+        with stopping_at_signals(bool):
             assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     entered = []
 
     def elsewhere() -> None:
-        with stopping_at_ctrl_c(bool) as stop:
+        with stopping_at_signals(bool) as stop:
             entered.append((stop, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert entered == [(bool, signal.default_int_handler)]
+    assert entered == [(Stop(bool, ANY), signal.default_int_handler)]
 
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_leaves_no_lock(tmp_path, commands):

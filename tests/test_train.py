@@ -161,7 +161,7 @@ def test_a_signal_before_training_ends_at_once(tmp_path):
 def test_a_signal_ends_the_process_even_where_python_drops_exceptions(tmp_path):
     (tmp_path / "collected.py").write_text("""
 import gc, os, signal, time
-from jaxrl_fast.training.callbacks import StopSignal
+from jaxrl_fast.training.stop_signals import StopSignal
 
 def interrupt(phase, info):
     gc.callbacks.remove(interrupt)

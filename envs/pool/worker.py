@@ -26,7 +26,7 @@ from jaxrl_fast.envs.episode_metrics import NO_KINDS
 from jaxrl_fast.envs.pool.codec import Arrays, allocate, array_fields, place
 from jaxrl_fast.envs.pool.rolling import make_roll
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, Stepper, make_stepper, of_env
-from jaxrl_fast.system import current_bytes
+from jaxrl_fast.system import current_bytes, leave_signals_to_parent
 
 SLOT_BYTES = 64
 """Space of a semaphore in bytes: a cache line, which is larger than a ``sem_t``."""
@@ -289,7 +289,7 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
         lifeline_fd: Descriptor of the pipe that closes when the parent dies.
         job: Pickled `WorkerJob`.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    leave_signals_to_parent()
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # an environment that prints must not be stopped
     _die_with_parent(lifeline_fd)
     faulthandler.enable(words_fd)

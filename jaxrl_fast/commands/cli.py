@@ -1,7 +1,8 @@
 """Common parts of all commands: ``--help``, ``--version``, ``--multirun``, one-line errors, and
 loading of runs.
 
-Exit codes: 0, 2 for settings that cannot be run, 130 after Ctrl-C, others as documented by the
+Exit codes: 0, 2 for settings that cannot be run, 130 after Ctrl-C, 128 and the number after other
+signals, others as documented by the
 command.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, get_args, get_origin
 
 from jax.errors import JaxRuntimeError
@@ -44,14 +46,20 @@ from jaxrl_fast.settings.schema import (
     written,
 )
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.system import CODE, names_code, place_of
+from jaxrl_fast.system import (
+    CODE,
+    ENDING,
+    SAVING,
+    names_code,
+    place_of,
+    raise_at_ctrl_c,
+)
 from jaxrl_fast.training.run_folder import lacking_letters
+from jaxrl_fast.training.stop_signals import EXIT_CODES, mute_terminals
 
 WIDTH = 80
 ASIDE = ("checkpoint.", "env.", "distributed", "pool.")
 """Sections of which ``--help`` only lists the keys; README and docs describe them."""
-INTERRUPTED = (130, 143)
-"""Exit codes after Ctrl-C and SIGTERM."""
 TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback"
 
 EXAMPLES = (
@@ -85,6 +93,7 @@ def main(
         JaxRuntimeError: An error of JAX other than exhausted memory.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    raise_at_ctrl_c()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or … shows the rest
@@ -218,7 +227,7 @@ def multirun(command: str, words: Sequence[str]) -> int:
     for number, job in enumerate(jobs, 1):
         print(f"[{number}/{len(jobs)}] {command_line(job, command)}", flush=True)
         statuses.append(_run_job([sys.executable, "-m", f"jaxrl_fast.{command}", *job]))
-        if statuses[-1] in INTERRUPTED:
+        if statuses[-1] in EXIT_CODES:
             break
     return max(statuses)
 
@@ -379,23 +388,31 @@ def _values(word: str) -> list[str]:
 
 
 def _run_job(words: list[str]) -> int:
-    """Run a process and return its exit code. It also gets SIGTERM; Ctrl-C reaches it directly."""
-    with subprocess.Popen(words) as job, _forwarded(signal.SIGTERM, job.send_signal):
-        while True:
-            try:
-                status = job.wait()
-                return status if status >= 0 else 128 - status
-            except KeyboardInterrupt:
-                continue
+    """Run a process and return its exit code. It gets our signals, each once."""
+    # a terminal sends its signals to our session only, and we forward them
+    with subprocess.Popen(words, start_new_session=True) as job, _forwarded(job.send_signal):
+        status = job.wait()
+    return status if status >= 0 else 128 - status
 
 
 @contextmanager
-def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[None]:
-    before = signal.signal(number, lambda received, _: send(received))
+def _forwarded(send: Callable[[int], Any]) -> Iterator[None]:
+    """Forward the signals that end or save a run."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        send(number)
+        if number == signal.SIGHUP:
+            mute_terminals()
+
+    before = {number: signal.getsignal(number) for number in (*ENDING, SAVING)}
+    handled = [number for number in before if before[number] is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, forward)
     try:
         yield
     finally:
-        signal.signal(number, before)
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 def _environments() -> list[str]:

@@ -28,6 +28,7 @@ from jaxrl_fast.policy.policies import (
 from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.settings.run import MADE
 from jaxrl_fast.training import checkpoints
+from jaxrl_fast.training.callbacks import ShouldStop
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 from jaxrl_fast.training.episodes import (
     act_by_step,
@@ -43,8 +44,17 @@ CHUNK_STEPS = 256
 """Steps of each compiled environment between two transfers to host memory."""
 
 
+class NothingCollected(ValueError):
+    """No episode ended before the collection was stopped."""
+
+
 def collect_episodes(
-    policy: Policy, env: VecEnv | HostEnv, *, episodes: int, seed: int = 0
+    policy: Policy,
+    env: VecEnv | HostEnv,
+    *,
+    episodes: int,
+    seed: int = 0,
+    should_stop: ShouldStop = lambda: False,
 ) -> Dataset:
     """Play whole episodes and return all their steps.
 
@@ -53,12 +63,14 @@ def collect_episodes(
         env: Environment, of which copies are made.
         episodes: Number of episodes, each with a new initial state.
         seed: Seed of the episodes.
+        should_stop: Called often; after a true answer, the episodes so far are returned.
 
     Returns:
         The data set.
 
     Raises:
         ValueError: ``episodes`` is not positive, or the environment cannot be copied.
+        NothingCollected: No episode ended before ``should_stop``.
     """
     require_vectorized(env)
     require_policy(policy, env.spec)
@@ -68,7 +80,7 @@ def collect_episodes(
     limit = evaluation_limit(env.spec.max_episode_steps)
     key = jax.random.fold_in(jax.random.key(seed), 0xC011)
     found: list[Transition] = []
-    given = key, episodes, limit
+    given = key, episodes, limit, should_stop
     rounds = (
         _compiled_rounds(policy, env, *given)
         if isinstance(env, VecEnv)
@@ -76,6 +88,8 @@ def collect_episodes(
     )
     for rollout in rounds:
         found += [_first_episode(rollout, e, limit) for e in range(rollout.reward.shape[1])]
+    if not found:
+        raise NothingCollected("stopped before the first episodes ended: nothing is collected")
     about = {"algo": policy.made_by.get("algo", "own"), "seed": seed, **made_here()}
     return join(found[:episodes], env.spec, about)
 
@@ -94,7 +108,7 @@ def _joined(parts: list[Transition]) -> Transition:
 
 
 def _compiled_rounds(
-    policy: Policy, env: VecEnv, key: jax.Array, episodes: int, limit: int
+    policy: Policy, env: VecEnv, key: jax.Array, episodes: int, limit: int, should_stop: ShouldStop
 ) -> Iterator[Transition]:
     """Yield steps ``[T, E, ...]`` with at least an episode of each environment."""
     if env.env is None:
@@ -120,6 +134,8 @@ def _compiled_rounds(
         begin_key, own_key = jax.random.split(jax.random.fold_in(key, number))
         state, parts, finished = begin(begin_key), list[Transition](), np.zeros(own.num_envs, bool)
         while not finished.all() and len(parts) * CHUNK_STEPS < limit:
+            if should_stop():
+                return
             state, rollout = run(policy.params, state, jax.random.fold_in(own_key, len(parts)))
             parts.append(jax.device_get(rollout))
             finished |= (parts[-1].terminated | parts[-1].truncated).any(0)
@@ -127,7 +143,7 @@ def _compiled_rounds(
 
 
 def _host_rounds(
-    policy: Policy, env: HostEnv, key: jax.Array, episodes: int, limit: int
+    policy: Policy, env: HostEnv, key: jax.Array, episodes: int, limit: int, should_stop: ShouldStop
 ) -> Iterator[Transition]:
     """Yield steps ``[T, E, ...]`` with at least an episode of each environment."""
     act, num_envs = act_by_step(policy), min(episodes, MAX_HOST_ENVS)
@@ -138,6 +154,8 @@ def _host_rounds(
             for record in islice(
                 steps_on_host(act, policy.initial_carry, own, policy.params, seed), limit
             ):
+                if should_stop():
+                    return
                 records.append(record)
                 finished |= record.step.terminated | record.step.truncated
                 if finished.all():

@@ -45,12 +45,14 @@ class Hooks(NamedTuple):
 
     Attributes:
         should_stop: Called before every chunk.
+        should_save: Called after every chunk: whether to save now.
         tell: Shows messages to the user.
         on_segment: Called with the book after each segment.
         save: ``(number of segments so far, job, state, progress, arrays)``, writes a checkpoint.
     """
 
     should_stop: ShouldStop = lambda: False
+    should_save: Callable[[], bool] = lambda: False
     tell: Tell = to_stderr
     on_segment: Callable[[Book], None] = lambda book: None
     save: Callable[[int, Job, TrainState, dict[str, Any], Arrays], None] = lambda *parts: None
@@ -109,7 +111,7 @@ class Driver:
             else:
                 self._seat_members(group)
             if not self._run_segment(group):
-                self._save(group, stopping=True)
+                self._save(group, now=True)
                 return False
             self._record(group)
             if self.plan.exchange is None:
@@ -321,6 +323,8 @@ class Driver:
                 if going_on:
                     group.state, metrics = group.ready.run(group.state)
                     self.partial.add(hosts.to_host(metrics))
+                if hosts.any_process(self.hooks.should_save()):
+                    self._save_as_requested(group)
                 if isinstance(group.job.env, HostEnv):
                     for line in group.job.env.events():
                         self.hooks.tell(line)
@@ -513,10 +517,10 @@ class Driver:
 
     # checkpoints
 
-    def _save(self, group: MemberGroup, *, stopping: bool = False) -> None:
-        """Write a checkpoint when one is due, and when the population stops."""
+    def _save(self, group: MemberGroup, *, now: bool = False) -> None:
+        """Write a checkpoint when one is due, or ``now``."""
         every = self.plan.save_every
-        if not every or (self.done % every and not stopping):
+        if not every or (self.done % every and not now):
             return
         assert group.state is not None
         progress = {
@@ -545,6 +549,13 @@ class Driver:
                 f"{BESIDE}policy/{number}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)
             }
         self.hooks.save(self.done, group.job, group.state, progress, beside)
+
+    def _save_as_requested(self, group: MemberGroup) -> None:
+        if not self.plan.save_every:
+            self.hooks.tell("nothing is saved: there are no checkpoints (checkpoint.keep=0)")
+            return
+        self._save(group, now=True)
+        self.hooks.tell(f"saved in segment {self.done + 1}, as requested; training goes on")
 
     def go_on_from(self, resume: Resume) -> None:
         """Continue from a checkpoint."""

@@ -4,7 +4,7 @@ library's function.
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,11 +42,12 @@ from jaxrl_fast.settings.schema import (
 )
 from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training import checkpoints
-from jaxrl_fast.training.callbacks import ShouldStop, Tell, stopping_at_ctrl_c, to_stderr
+from jaxrl_fast.training.callbacks import ShouldStop, Tell, to_stderr
 from jaxrl_fast.training.checkpoints import Checkpointer
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.records import RunStatus
 from jaxrl_fast.training.run_folder import locked, write_summary
+from jaxrl_fast.training.stop_signals import Stop, stopping_at_signals
 
 FOLDER = "population"
 """Folder of a population's checkpoints; not the one of a run's, which `resume` of a run would read.
@@ -105,6 +106,7 @@ def run_population(
     files: Files,
     *,
     should_stop: ShouldStop = lambda: False,
+    should_save: Callable[[], bool] = lambda: False,
     tell: Tell = to_stderr,
     final_episodes: int = 128,
     resume: Path | None = None,
@@ -117,6 +119,7 @@ def run_population(
             for each slot.
         files: Where it writes.
         should_stop: Called before every chunk.
+        should_save: Called after every chunk: whether to save now.
         tell: Shows messages to the user.
         final_episodes: Episodes of each learner of the ``plan.finalists`` best trials at the end.
         resume: Folder of a population to continue, or None.
@@ -135,6 +138,8 @@ def run_population(
             if writes and files.folder
             else None
         )
+        if status is not None:
+            stack.push(status.end_at_error)
         saver = stack.enter_context(_saver(files, tell)) if files.folder is not None else None
 
         def on_segment(book: Book) -> None:
@@ -142,7 +147,13 @@ def run_population(
                 write_tables(files.folder, book, files.facts)
             report_progress(book, driver.wall_s(), status, tell)
 
-        hooks = Hooks(should_stop, tell, on_segment, lambda *parts: _save(saver, *parts))
+        hooks = Hooks(
+            should_stop=should_stop,
+            should_save=should_save,
+            tell=tell,
+            on_segment=on_segment,
+            save=lambda *parts: _save(saver, *parts),
+        )
         driver = stack.enter_context(closing(Driver(plan, book, make_group_job, hooks)))
         if resume is not None:
             found = checkpoints.read_description(_newest(resume))
@@ -492,12 +503,15 @@ def train_population(
     )
     plan = plan._replace(finalists=finalists)
     folder = None if run_dir is None else Path(run_dir)
-    with stopping_at_ctrl_c(should_stop) as stop:
+    with (
+        stopping_at_signals(should_stop) if folder is not None else nullcontext(Stop(should_stop))
+    ) as stop:
         result = run_population(
             plan,
             lambda sizes: job_of(width * seeds_per_trial),
             Files(folder),
-            should_stop=stop,
+            should_stop=stop.should_stop,
+            should_save=stop.should_save,
             tell=tell,
             final_episodes=final_episodes,
             resume=None if resume is None else Path(resume),

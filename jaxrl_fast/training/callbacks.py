@@ -1,17 +1,13 @@
-"""Callbacks of a run, given by its caller, and the one that handles Ctrl-C and SIGTERM.
+"""Callbacks of a run, given by its caller.
 
 The training loop calls the fields of `Calls`. `with_callbacks` composes the ones that few runs have
 into these fields.
 """
 
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -246,91 +242,3 @@ def describe_reached(stop_return: float, checkpoint: Path, progress: Row) -> str
         f"{checkpoint}: the greedy return {score:.6g} has reached {STOP_RETURN}={stop_return:g}; write a higher "
         f"{STOP_RETURN}, or {STOP_RETURN}=null, to continue"
     )
-
-
-class StopSignal:
-    """Handler of Ctrl-C and SIGTERM, and a `ShouldStop`.
-
-    The first signal stops the run after its chunk, or at once if nothing was trained. The second
-    ends the process at once. In a command, ending means to exit; in a program, which only gives
-    Ctrl-C away, to raise `KeyboardInterrupt`.
-    """
-
-    def __init__(self, *, in_program: bool = False) -> None:
-        self.number: int | None = None
-        self.training = False
-        exits = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}
-        self.after = {signal.SIGINT: signal.default_int_handler} if in_program else exits
-        for number in self.after:
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        self.ignore()
-        if not self.training:
-            print("\nstopped before training", file=sys.stderr)
-            self._leave(number, frame)
-        print("\nstopping after this chunk; press Ctrl-C again to stop at once", file=sys.stderr)
-
-    def ignore(self) -> None:
-        """Restore the default handlers, so that the next signal ends the process, or interrupts the
-        program.
-        """
-        for number, handler in self.after.items():
-            signal.signal(number, handler)
-
-    def _leave(self, number: int, frame: FrameType | None) -> NoReturn:
-        """Raise `SystemExit` until it is effective, or `KeyboardInterrupt` in a program.
-
-        Python drops exceptions raised in a finalizer or in a callback of its garbage collector (JAX
-        has one).
-        """
-
-        if self.after[signal.Signals(number)] is signal.default_int_handler:
-            raise KeyboardInterrupt  # if Python drops it, the run stops before its first chunk
-
-        def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
-            if dropped.exc_value is leaving:
-                # Not a thread: its start waits, and the signal could arrive here, where it would be
-                # lost.
-                signal.signal(signal.SIGALRM, lambda _, frame: self._leave(number, frame))
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-            else:
-                sys.__unraisablehook__(dropped)
-
-        leaving = SystemExit(128 + number)
-        sys.unraisablehook = raise_later
-        raise leaving
-
-    def __call__(self) -> bool:
-        self.training = True
-        return self.number is not None
-
-
-@contextmanager
-def stopping_at_ctrl_c(should_stop: ShouldStop) -> Iterator[ShouldStop]:
-    """Let Ctrl-C stop a run of a program as a true ``should_stop`` does, and raise
-    `KeyboardInterrupt` after the block.
-
-    Only in the main thread, and only if the program has Python's own handler of Ctrl-C.
-
-    Args:
-        should_stop: The program's.
-
-    Returns:
-        Context manager of the function that replaces it.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
-    own = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    if own or threading.current_thread() is not threading.main_thread():
-        yield should_stop
-        return
-    stop = StopSignal(in_program=True)
-    try:
-        yield lambda: stop() or should_stop()
-    finally:
-        stop.ignore()
-    if stop.number is not None:
-        raise KeyboardInterrupt

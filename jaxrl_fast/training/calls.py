@@ -92,6 +92,7 @@ class Calls(NamedTuple):
     Attributes:
         on_metrics: Called with each row; None for none.
         should_stop: Called before each chunk.
+        should_save: Called after each chunk: whether to save now.
         between_chunks: Called after each chunk; None for none.
         on_new_policy: Called after each evaluation.
         evaluate: Replaces the run's evaluation; None for none.
@@ -107,6 +108,7 @@ class Calls(NamedTuple):
 
     on_metrics: OnMetrics | None = None
     should_stop: ShouldStop = lambda: False
+    should_save: Callable[[], bool] = lambda: False
     between_chunks: BetweenChunks | None = None
     on_new_policy: OnNewPolicy = lambda: None
     evaluate: Callable[..., EpisodeTotals] | None = None

@@ -227,12 +227,30 @@ def drive(
         changed = calls.between_chunks and calls.between_chunks(state, recorder.scores)
         if changed is not None:
             state = job.program.place(hosts.copy(changed))
-        if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
+        asked_to_save = hosts.any_process(calls.should_save())
+        if asked_to_save:
+            calls.tell(describe_save(recorder.env_steps(), saver))
+        if saver is not None and (last or asked_to_save or chunk % plan.chunks_per_checkpoint == 0):
             save(state, evaluations, saver)
             saved = chunk
     if saver is not None and recorder.ticks // plan.ticks_per_chunk > saved:
         save(state, evaluations, saver)
     return state
+
+
+def describe_save(env_steps: int, saver: Checkpointer | None) -> str:
+    """Describe what a request to save does.
+
+    Args:
+        env_steps: Environment steps of the run.
+        saver: Writer of checkpoints, None for a run without.
+
+    Returns:
+        A line.
+    """
+    if saver is None:
+        return "nothing is saved: the run has no checkpoints (checkpoint.keep=0)"
+    return f"saved after {env_steps:,} steps, as requested; the run goes on"
 
 
 def save(state: TrainState, evaluations: Evaluations, saver: Checkpointer) -> None:

@@ -49,6 +49,7 @@ class RunStatus:
 
     def __init__(self, folder: Path, *, resumed: bool = False, **facts: Any) -> None:
         self.folder, before = folder, read_status(folder)
+        self._before = before if resumed and "state" in before else None
         kept = before if resumed or "state" not in before else {}
         self.facts = {"lines": []} | kept | {"error": None, **facts, **_this_process()}
         self._written_s = 0.0
@@ -71,6 +72,7 @@ class RunStatus:
             told = {name: row[column] for name, column in REPORTED.items() if column in row}
             self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **told)
         else:
+            self._before = None
             first = self.facts["state"] != "training" or not self.facts.get("env_steps")
             found = {name: row.get(name) for name in FROM_ROWS} | {
                 name: rates[name] for name in RATES
@@ -87,11 +89,27 @@ class RunStatus:
         return note
 
     def end(self, error: BaseException | None, complete: bool = False) -> None:
-        """Store how the run ended: with an ``error``, early, or ``complete``."""
+        """Store how the run ended: with an ``error``, early, or ``complete``.
+
+        A run that a signal ended before it trained is as it was before it was resumed.
+        """
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            if self._before is not None:
+                write_status(self.folder, self._before)
+            else:
+                self.set(state="stopped")
+            return
         if error is not None:
             self.set(state="failed", error=" ".join(str(error).split()) or type(error).__name__)
             return
         self.set(state="done" if complete else "stopped")
+
+    def end_at_error(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Store how the run ended if it ended with an error: the ``__exit__`` of a context."""
+        if error is not None:
+            self.end(error)
 
 
 def read_status(folder: Path) -> dict[str, Any]:

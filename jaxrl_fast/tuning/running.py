@@ -6,28 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.tuning_cache import Finding
 from jaxrl_fast.settings.schema import ConfigError, command_line
-from jaxrl_fast.training.callbacks import StopSignal
+from jaxrl_fast.training.stop_signals import StopSignal
 from jaxrl_fast.tuning import candidates, sweep_report
 from jaxrl_fast.tuning.measuring import Row, Settings, Stopped
 from jaxrl_fast.tuning.sweep_report import draw
 from jaxrl_fast.tuning.width_sweep import Record, SweepPlan, run_knobs
 from jaxrl_fast.views.graph_tables import new_console
-
-
-class SweepStop(StopSignal):
-    """Signal handler of a sweep, as `StopSignal`: the first signal ends the sweep, the second the
-    process.
-    """
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        self.ignore()
 
 
 def run_sweep(
@@ -55,7 +44,8 @@ def run_sweep(
             sweep_report.document(plan, record, settings, argv, interrupted=True), stem
         )
 
-    record, stop = Record(on_row), SweepStop()
+    record, stop = Record(on_row), StopSignal(stops="this trial")
+    stop.training = True  # each result is saved
     try:
         run_knobs(plan, record, settings._replace(stopped=stop))
     except Stopped:
