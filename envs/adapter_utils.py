@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Actions, Box, Discrete, MultiDiscrete, PyTree
+from jaxrl_fast.spaces import NO_BOUND, is_bounded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,8 +100,11 @@ def _other_actions(space: Any, name: str) -> Actions:
         np.broadcast_to(np.asarray(bound, np.float32), space.shape)
         for bound in (space.low, space.high)
     )
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ValueError(f"{name} has unbounded actions; write an environment with finite bounds")
+    if not is_bounded(low, high).all():
+        raise ValueError(
+            f"{name} has unbounded actions ({low.min():g} to {high.max():g}); write an environment with bounds below "
+            f"{NO_BOUND:g}"
+        )
     return Box(low, high)
 
 

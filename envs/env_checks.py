@@ -41,6 +41,7 @@ from jaxrl_fast.envs.playing import (
     play_episodes,
 )
 from jaxrl_fast.numerics.normalization import is_mask
+from jaxrl_fast.spaces import NO_BOUND, is_bounded
 from jaxrl_fast.system import fault_of
 
 
@@ -267,13 +268,13 @@ def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
             real
             and low.shape == high.shape
             and low.size
-            and np.isfinite([low, high]).all()
+            and is_bounded(low, high).all()
             and (low < high).all()
         ):
             return jax.ShapeDtypeStruct(action_shape(spec), jnp.float32)
     raise ValueError(
         f"{name}: actions {space!r} are not supported: write Discrete(n) with n >= 1, or "
-        "Box(low, high) with arrays of finite bounds, low < high, or MultiDiscrete(sizes)"
+        f"Box(low, high) with arrays of bounds below {NO_BOUND:g}, low < high, or MultiDiscrete(sizes)"
     )
 
 

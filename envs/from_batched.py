@@ -37,7 +37,7 @@ from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.envs.host_env import UNTOLD, DeviceStep, DeviceSteps, HostEnv, HostStep
 from jaxrl_fast.envs.pool.batches import Groups, check_seeds
 from jaxrl_fast.envs.pool.codec import ActionCodec, Outside, encode_action, encode_obs
-from jaxrl_fast.spaces import CONTAINERS, Space, array_of, decode, own_shape, parts_of
+from jaxrl_fast.spaces import CONTAINERS, Space, array_of, decode, is_bounded, own_shape, parts_of
 from jaxrl_fast.system import fault_of
 
 FINAL_OBS = "final_obs", "final_observation"
@@ -524,7 +524,7 @@ def _bounded(space: Any, simulator: Any) -> spaces.Space:
     low, high = (
         np.broadcast_to(np.float32(bound), space.shape) for bound in (space.low, space.high)
     )
-    free = ~np.isfinite(low) & ~np.isfinite(high)
+    free = ~is_bounded(low, low) & ~is_bounded(high, high)
     low, high = np.where(free, np.float32(-1.0), low), np.where(free, np.float32(1.0), high)
     return spaces.Box(low, high, dtype=np.float32)
 

@@ -36,7 +36,7 @@ from jaxrl_fast.runtime.placements import Make
 from jaxrl_fast.runtime.program_store import FindStore
 from jaxrl_fast.settings.run import REPEATABLE, of_program, repeated_by, stored_settings
 from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, argument_ranges
-from jaxrl_fast.system import replace_file
+from jaxrl_fast.system import local_path, replace_file
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     OnCheckpoint,
@@ -237,6 +237,8 @@ def learn(
     """
     require_devices()
     require_vectorized(env, algorithm)
+    if run_dir is not None:
+        local_path(run_dir, "run_dir")
     beside = (
         between_chunks is None and stop_return is None and not eval_share
         if eval_beside is None
@@ -446,7 +448,7 @@ def save_state(path: str | Path, state: TrainState) -> None:
     check_state(state)
     content = io.BytesIO()
     np.savez(content, **snapshot(state, ()))  # type: ignore[arg-type]
-    replace_file(Path(path), content.getvalue())
+    replace_file(local_path(path), content.getvalue())
 
 
 def load_state(path: str | Path, state: TrainState) -> TrainState:
@@ -465,7 +467,7 @@ def load_state(path: str | Path, state: TrainState) -> TrainState:
     """
     check_state(state)
     facts = CheckpointFacts(Path(path), {}, {}, None, {}, {}, {}, [], False)
-    content = Path(path).read_bytes()
+    content = local_path(path).read_bytes()
     try:
         with np.load(
             io.BytesIO(content if content[:2] == b"PK" else b""), allow_pickle=False

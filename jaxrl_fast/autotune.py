@@ -15,6 +15,7 @@ from jaxrl_fast.commands.run_config import env_name, make_algorithm
 from jaxrl_fast.learning.run_graph import Overlap
 from jaxrl_fast.settings.run import Run
 from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value, read_word
+from jaxrl_fast.system import local_path
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.measuring import Settings
 from jaxrl_fast.tuning.running import results_folder, run_sweep
@@ -36,7 +37,7 @@ KEYS = {
     "memory_cap_gb": Key(
         float | None, None, 0, "memory for a candidate; default 80 % of the free memory"
     ),
-    "out": Key(str, "sweeps", text="folder of <env>_<algo>.json, .csv and .png"),
+    "out": Key(str, "sweeps", text="folder of <env>_<algo>.json, .csv and .png", path=True),
 }
 """Keys of this command, in addition to the keys of training."""
 
@@ -76,7 +77,7 @@ def tune(words: list[str]) -> int:
     plan = make_plan(run_config.compose(others), options)
     cap = options["memory_cap_gb"]
     with (
-        results_folder(Path(options["out"])) as out,
+        results_folder(local_path(options["out"], "out")) as out,
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
     ):
         print(

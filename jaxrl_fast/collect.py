@@ -38,7 +38,10 @@ from jaxrl_fast.training.stop_signals import StopSignal
 
 KEYS = {
     "out": Key(
-        str, None, text="new folder for the data, or minari:<id>, such as minari:pendulum/sac-v0"
+        str,
+        None,
+        text="new folder for the data, or minari:<id>, such as minari:pendulum/sac-v0",
+        path=True,
     ),
     "episodes": Key(int, 100, 1, "number of episodes, each with a new initial state", MAX_SIZE),
     "policy": Key(str, "newest", text="newest, best, or the steps of a checkpoint, such as 200000"),

@@ -13,7 +13,7 @@ from jaxrl_fast.training.run_folder import is_run
 from jaxrl_fast.views.dashboard_app import FoundRuns
 
 KEYS = {
-    "runs": Key(str, "runs", text="folder that contains runs, also in subfolders"),
+    "runs": Key(str, "runs", text="folder that contains runs, also in subfolders", path=True),
     "port": Key(int, 8321, 0, "port of the page on http://127.0.0.1; 0 selects a free one", 65_535),
 }
 HELP = cli.help_of(

@@ -24,6 +24,7 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.run import Run, flat_settings
 from jaxrl_fast.settings.schema import GROUPS, ConfigError, read_word, run_keys, written
+from jaxrl_fast.system import local_path
 from jaxrl_fast.targets.accelerators import THIS, compile_here, parse_target
 from jaxrl_fast.targets.compiling import compile_for, placement_for, rounds_of
 from jaxrl_fast.targets.cost_tables import (
@@ -274,6 +275,8 @@ def take_out(words: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     if len(given) > 1:
         raise ConfigError(f"{' '.join(given)}: write one {'folder' if name == 'out' else name}")
     value = str(read_word(given[0])[1]) if given else None
+    if value is not None and name == "out":
+        local_path(value, name)
     return value, [word for word in words if word not in given]
 
 

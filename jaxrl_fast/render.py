@@ -28,6 +28,7 @@ KEYS = {
         str,
         None,
         text="RUN/policy.gif, another .gif, .mp4 (pip install 'jaxrl_fast[video]') or, of brax, .html",
+        path=True,
     ),
     "policy": Key(Literal["newest", "best"], "newest", text="which of the run"),
     "episodes": Key(int, 1, 1, "number of episodes, one after another", 100),

@@ -12,6 +12,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+NO_BOUND = 1e10
+"""A bound of this size, such as the largest float, is none: actions scaled to it overflow."""
+
+
+def is_bounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return which actions have two bounds.
+
+    Args:
+        low: Lower bounds.
+        high: Upper bounds.
+
+    Returns:
+        Bool of their shape.
+    """
+    return (np.abs(low) < NO_BOUND) & (np.abs(high) < NO_BOUND)
+
+
 Space = dict[str, Any]
 """A space as plain data. Its ``kind`` is one of Gymnasium's, or Agents: one space for each agent,
 by name. An ``array`` is the dtype in training.

@@ -33,6 +33,29 @@ UNFINISHED = ".unfinished"
 """Suffix of the name of a file that is being written."""
 
 
+URL = re.compile(r"(?!minari:)[A-Za-z][A-Za-z0-9+.-]+:/", re.I)
+"""Beginning of a URL, also of one that `pathlib` has shortened to one slash."""
+
+
+def local_path(path: str | Path, name: str = "") -> Path:
+    """Return the path of a file or folder of this machine.
+
+    Args:
+        path: Path that a user wrote.
+        name: Name of the setting, for the message.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: It is a URL, which would otherwise be a folder of that name.
+    """
+    if URL.match(str(path)):
+        setting = f"{name}={path}" if name else str(path)
+        raise ValueError(f"{setting}: URLs are not supported: write a path of this machine")
+    return Path(path)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the block ends.

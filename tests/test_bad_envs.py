@@ -126,7 +126,7 @@ NAMED = [
 """The value of ``env.make``, in the folder of `ENVS`."""
 
 NAN = 'float("nan")'
-NO_ACTION = "are not supported: write Discrete(n) with n >= 1, or Box(low, high) with arrays of finite bounds"
+NO_ACTION = "are not supported: write Discrete(n) with n >= 1, or Box(low, high) with arrays of bounds below"
 NO_OBS = "write jax.ShapeDtypeStruct(shape, dtype)"
 MADE = [
     (
@@ -145,6 +145,8 @@ MADE = [
     ("env(action=jf.Discrete('2'))", NO_ACTION),
     ("env(action=jf.Box(np.array([-np.inf]), np.ones(1)))", NO_ACTION),
     ("env(action=jf.Box(-np.ones(1), np.array([np.nan])))", NO_ACTION),
+    ("env(action=jf.Box(np.array([-1e30]), np.array([1e30])))", NO_ACTION),
+    ("env(action=jf.Box(-np.ones(1), np.array([np.finfo(np.float32).max])))", NO_ACTION),
     ("env(action=jf.Box(np.ones(1), -np.ones(1)))", NO_ACTION),
     ("env(action=jf.Box(np.zeros(2), np.array([1.0, 0.0])))", NO_ACTION),
     ("env(action=jf.Box(-np.ones(1), np.ones(2)))", NO_ACTION),

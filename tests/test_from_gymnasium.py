@@ -156,6 +156,12 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
         (spaces.Graph(spaces.Box(0, 1), None), spaces.Discrete(2), "observations of kind Graph"),
         (spaces.Dict(text=spaces.Text(5)), spaces.Discrete(2), "observations of kind Text"),
         (spaces.Box(0, 1), spaces.Box(-np.inf, 1), "unbounded actions"),
+        (spaces.Box(0, 1), spaces.Box(-1e30, 1e30), "unbounded actions (-1e+30 to 1e+30)"),
+        (
+            spaces.Box(0, 1),
+            spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max),
+            "unbounded actions",
+        ),
         (spaces.Box(0, 1), spaces.Box(0, 9, dtype=np.int32), "Box with floats is supported"),
         (
             spaces.Box(0, 1),

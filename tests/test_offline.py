@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_commands import Commands
 from tiny import host_line, line
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.iql import expectile_error
-from jaxrl_fast.core import Extras, Transition
+from jaxrl_fast.core import Box, Extras, Transition
 from jaxrl_fast.learning.data import NEXT_ACTION
 from jaxrl_fast.offline.collecting import policy_at, stored_steps
 from jaxrl_fast.offline.datasets import (
@@ -167,6 +167,24 @@ OWN = dataset_of([3, 1, 4])._replace(action=np.arange(8, dtype=np.int32) % 2, ab
         ),
         (dict(reward=OWN.reward + np.inf), "reward have a NaN or an infinity"),
         (dict(terminated=np.arange(8) == 5), "step 5 ends an episode"),
+        (
+            dict(reward=np.zeros((4, 2))),
+            r"rewards have the shape \[4, 2\]: write one number a step, \[4\]",
+        ),
+        (
+            dict(reward=OWN.reward.astype(str)),
+            "its rewards are no array of numbers: ndarray of str",
+        ),
+        (dict(action=[{"a": 1}] * 8), "its actions are no array of numbers: list of dict"),
+        (dict(action=["left"] * 8), "its actions are no array of numbers: list of str"),
+        (
+            dict(obs=[[1.0], [1.0, 2.0]]),
+            "its observations are no array of numbers: rows of several",
+        ),
+        (dict(lengths=8), "its lengths are no array of numbers: int;"),
+        (dict(lengths=[3.5, 1, 3.5]), "its lengths are not all whole numbers"),
+        (dict(truncated=OWN.reward), "its truncated are not all true or false"),
+        (dict(terminated=np.full(8, np.nan)), "its terminated are not all true or false"),
     ],
 )
 def test_arrays_of_ones_own_that_training_would_misread_are_refused(
@@ -174,6 +192,71 @@ def test_arrays_of_ones_own_that_training_would_misread_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         usable(OWN._replace(**change), DISCRETE, "own")
+
+
+def test_arrays_of_ones_own_may_have_other_forms(tmp_path: Path) -> None:
+    forms = [
+        dict(obs=OWN.obs[""], lengths=OWN.lengths.astype(float), reward=OWN.reward[:, None]),
+        dict(
+            obs=OWN.obs[""].tolist(), terminated=OWN.terminated.astype(int), action=list(OWN.action)
+        ),
+        jax.tree.map(jnp.asarray, OWN._replace(about={}))._asdict(),
+    ]
+    for number, form in enumerate(forms):
+        given = OWN._replace(**form)
+        stored = load_dataset(save_dataset(given, tmp_path / str(number)))
+        for dataset in (usable(given, DISCRETE, "own"), usable(stored, DISCRETE, "own")):
+            jax.tree.map(np.testing.assert_array_equal, dataset, OWN)
+
+
+@pytest.mark.parametrize("far", [9.9, 1.01])
+def test_recorded_actions_outside_of_the_space_are_refused(far: float) -> None:
+    dataset = dataset_of([3, 1, 4])
+    box = SPEC.action
+    assert isinstance(box, Box)
+    inside = dataset._replace(action=np.clip(dataset.action, box.low, box.high))
+    usable(inside, SPEC, "own")
+    outside = inside.action.copy()
+    outside[5] = far * box.high
+    with pytest.raises(
+        ValueError, match=r"its actions\[0\] are .* line has -2 to 1: write what the env"
+    ):
+        usable(inside._replace(action=outside), SPEC, "own")
+    at_the_edge = np.nextafter(np.float32(box.high), np.float32(9))
+    usable(inside._replace(action=np.full_like(outside, at_the_edge)), SPEC, "own")
+
+
+def corrupted(dataset: jf.Dataset, draw: Any) -> jf.Dataset:
+    """Change one field of a data set to something that it cannot hold."""
+    field = draw(st.sampled_from(["obs", "action", "reward", "terminated", "truncated", "lengths"]))
+    value = dataset.obs[""] if field == "obs" else getattr(dataset, field)
+    of_reals = field in ("obs", "action", "reward")
+    kinds = ["shorter", "reshaped", "text", "object", "scalar", "none", *["nan"] * of_reals]
+    kind = draw(st.sampled_from(kinds))
+    at = draw(st.integers(0, len(value) - 1))
+    if kind == "nan":
+        changed = value.copy()
+        changed[at] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    else:
+        changed = {
+            "shorter": value[:-1],
+            "reshaped": np.concatenate([value.reshape(len(value), -1)] * 2, axis=1),
+            "text": [str(one) for one in value],
+            "object": [{"x": one} for one in value],
+            "scalar": value.flat[0],
+            "none": None,
+        }[kind]
+    return dataset._replace(**{field: changed})
+
+
+@settings(max_examples=100)
+@given(lengths=LENGTHS, data=st.data())
+def test_no_damaged_data_set_is_taken(lengths: list[int], data: Any) -> None:
+    dataset = dataset_of(lengths)
+    usable(dataset, SPEC, "own")
+    with pytest.raises(ValueError, match="data=own: its ") as error:
+        usable(corrupted(dataset, data.draw), SPEC, "own")
+    assert "\n" not in str(error.value)
 
 
 def test_what_is_no_data_set_is_refused() -> None:

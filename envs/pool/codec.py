@@ -17,6 +17,7 @@ from jaxrl_fast.spaces import (
     SpacePart,
     array_of,
     decode,
+    is_bounded,
     parts_of,
     sizes_of,
 )
@@ -498,9 +499,10 @@ def _box_action(space: spaces.Box, name: str) -> ActionCodec:
         raise ValueError(
             f"{name} has actions of kind Box with {space.dtype}: Box with floats is supported"
         )
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+    if not is_bounded(low, high).all():
         raise ValueError(
-            f"{name} has unbounded actions: bound them with a wrapper, as gymnasium.wrappers.TransformAction"
+            f"{name} has unbounded actions ({low.min():g} to {high.max():g}): bound them with a wrapper, as "
+            "gymnasium.wrappers.RescaleAction or TransformAction"
         )
     own = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
     return ActionCodec(

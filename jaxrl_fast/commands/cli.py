@@ -50,6 +50,7 @@ from jaxrl_fast.system import (
     CODE,
     ENDING,
     SAVING,
+    local_path,
     names_code,
     place_of,
     raise_at_ctrl_c,
@@ -479,7 +480,7 @@ def split_words(
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or "/" in name:
-            folders.append(Path(word))
+            folders.append(local_path(word))
         elif name not in keys:
             known = " and ".join(", ".join(keys).rsplit(", ", 1))
             raise ConfigError(f"unknown key '{name}': the keys of {command} are {known}")
@@ -489,6 +490,8 @@ def split_words(
                 if keys[name].type is str
                 else schema.read_value(name, read_word(word)[1], keys[name])
             )
+    for name in (name for name, key in keys.items() if key.path and found[name] is not None):
+        local_path(found[name], name)
     return folders, found
 
 

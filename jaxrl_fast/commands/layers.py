@@ -10,7 +10,7 @@ from jaxrl_fast.settings.files import read_yaml
 from jaxrl_fast.settings.run import MADE, REPEATABLE
 from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.system import CODE, names_code
+from jaxrl_fast.system import CODE, local_path, names_code
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 from jaxrl_fast.training.resuming import stores_a_part
@@ -128,6 +128,7 @@ def read_file(path: Any) -> Layer:
     """
     if path is None:
         return Layer("", {})
+    local_path(str(path), "config")
     try:
         tree = read_yaml(Path(str(path)))
     except OSError as error:

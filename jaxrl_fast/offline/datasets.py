@@ -12,7 +12,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from jaxrl_fast.core import (
     PyTree,
     Transition,
 )
+from jaxrl_fast.system import local_path
 
 DESCRIPTION, FORMAT_VERSION = "dataset.json", 1
 MINARI = "minari:"
@@ -196,22 +197,81 @@ def usable(given: Any, spec: EnvSpec, name: str) -> Dataset:
         raise ValueError(
             f"data={name}: write a folder, or in Python a jf.Dataset, not {type(given).__name__}"
         )
-    obs = {path: _in_32_bits(np.asarray(x)) for path, x in given.obs.items()}
-    flat: Any = Dataset(
-        obs=obs,
-        action=_in_32_bits(np.asarray(given.action)),
-        reward=np.ravel(np.asarray(given.reward, np.float32)),
-        terminated=np.ravel(np.asarray(given.terminated, bool)),
-        truncated=np.ravel(np.asarray(given.truncated, bool)),
-        lengths=np.asarray(given.lengths),
-        about=given.about,
-    )
-    dataset = _checked(flat, f"data={name}")
+    dataset = in_arrays(given, f"data={name}")
     last = np.zeros(len(dataset.reward), bool)
     last[np.cumsum(dataset.lengths) - 1] = True
     _check_same_spaces(dataset, spec, name)
     _check_contents(dataset, spec, last, name)
     return dataset._replace(truncated=dataset.truncated | last & ~dataset.terminated)
+
+
+def in_arrays(given: Dataset, name: str) -> Dataset:
+    """Return a data set with arrays of 32 bits whose lengths match.
+
+    Args:
+        given: Data set whose fields may be lists, arrays of other types, or of JAX; observations
+            may be an array or a nested dictionary.
+        name: Name of the data set in messages.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: A field holds no numbers or has a wrong shape, or the sizes do not match.
+    """
+    nested = isinstance(given.obs, Mapping | tuple)
+    observed = named_leaves(given.obs) if nested else {"": given.obs}
+    flat: Any = Dataset(
+        obs={
+            path: _in_32_bits(_numbers(leaf, f"observations {path}".rstrip(), name))
+            for path, leaf in observed.items()
+        },
+        action=_in_32_bits(_numbers(given.action, "actions", name)),
+        reward=_column(given.reward, "rewards", name).astype(np.float32),
+        terminated=_flags(given.terminated, "terminated", name),
+        truncated=_flags(given.truncated, "truncated", name),
+        lengths=_whole_numbers(given.lengths, "lengths", name),
+        about=given.about,
+    )
+    return _checked(flat, name)
+
+
+def _numbers(values: Any, of: str, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+        parts = f" of {type(array.flat[0]).__name__}" if array.ndim and array.size else ""
+        kind = f"{type(values).__name__}{parts}"
+    except (TypeError, ValueError):
+        array, kind = np.asarray(None), "rows of several lengths"
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise ValueError(
+            f"{name}: its {of} are no array of numbers: {kind}; a data set has one row a step"
+        )
+    return array
+
+
+def _column(values: Any, of: str, name: str) -> np.ndarray:
+    """Return one number a step ``[N]``, also of ``[N, 1]``."""
+    array = _numbers(values, of, name)
+    if any(size != 1 for size in array.shape[1:]):
+        raise ValueError(
+            f"{name}: its {of} have the shape {list(array.shape)}: write one number a step, [{len(array)}]"
+        )
+    return array.reshape(len(array))
+
+
+def _flags(values: Any, of: str, name: str) -> np.ndarray:
+    array = _column(values, of, name)
+    if not np.isin(array, (0, 1)).all():
+        raise ValueError(f"{name}: its {of} are not all true or false")
+    return array.astype(bool)
+
+
+def _whole_numbers(values: Any, of: str, name: str) -> np.ndarray:
+    array = _column(values, of, name)
+    if not (np.isfinite(array) & (array == np.floor(array))).all():
+        raise ValueError(f"{name}: its {of} are not all whole numbers")
+    return array.astype(np.int64)
 
 
 def _check_contents(dataset: Dataset, spec: EnvSpec, last: np.ndarray, name: str) -> None:
@@ -229,10 +289,30 @@ def _check_contents(dataset: Dataset, spec: EnvSpec, last: np.ndarray, name: str
             raise ValueError(
                 f"data={name}: its actions are {least} to {most}, {spec.name} has {sizes}, counted from 0"
             )
+    else:
+        _check_bounds(dataset.action, spec.action, f"data={name}", spec.name)
     within = np.flatnonzero((dataset.terminated | dataset.truncated) & ~last)
     if within.size:
         raise ValueError(
             f"data={name}: step {within[0]} ends an episode, which goes on by its lengths: split it there"
+        )
+
+
+ROUNDING = 1e-4
+"""How far a recorded action may lie outside its bounds, as a share of their distance."""
+
+
+def _check_bounds(action: np.ndarray, space: Box, name: str, env: str) -> None:
+    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
+    play = ROUNDING * (high - low)
+    outside = ((action < low - play) | (action > high + play)).any(0)
+    if outside.any():
+        entry: tuple[int, ...] = tuple(np.argwhere(outside)[0].tolist())
+        column = action.reshape(len(action), -1)[:, np.flatnonzero(outside)[0]]
+        raise ValueError(
+            f"{name}: its actions{list(entry) or ''} are {column.min():g} to {column.max():g}, {env} has "
+            f"{low[entry]:g} to {high[entry]:g}: write what the environment received, such as "
+            "np.clip(action, low, high), or scale the actions"
         )
 
 
@@ -278,7 +358,8 @@ def save_dataset(dataset: Dataset, folder: str | Path) -> Path:
     Raises:
         ValueError: The folder contains a data set already, or is not writable.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
+    dataset = in_arrays(dataset, f"out={folder}")
     refuse_full(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -334,7 +415,7 @@ def load_dataset(path: str | Path) -> Dataset:
     """
     if str(path).startswith(MINARI):
         return _from_minari(str(path).removeprefix(MINARI))
-    folder = Path(path)
+    folder = local_path(path, "data")
     try:
         content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         files, version = content["files"], content["format"]
@@ -427,7 +508,7 @@ def _checked(dataset: Dataset, name: str) -> Dataset:
     for of, (rows, needed) in sizes.items():
         if rows != needed:
             raise ValueError(
-                f"{name}: {of} has {rows:,} rows, not {needed:,}; an episode has n actions and n + 1 obs"
+                f"{name}: its {of} has {rows:,} rows, not {needed:,}; an episode has n actions and n + 1 obs"
             )
     return dataset
 
@@ -460,25 +541,36 @@ def _from_minari(name: str) -> Dataset:
     episodes = list(stored.iterate_episodes())
     if not episodes:
         raise ValueError(f"data={MINARI}{name} has no episodes")
-    observed = [
-        {path: np.asarray(leaf) for path, leaf in named_leaves(e.observations).items()}
-        for e in episodes
-    ]
+    of = f"data={MINARI}{name}"
+    observed = [named_leaves(episode.observations) for episode in episodes]
     obs = {
-        path: _in_32_bits(np.concatenate([one[path] for one in observed])) for path in observed[0]
+        path: _in_32_bits(
+            np.concatenate([_numbers(one[path], f"observations {path}", of) for one in observed])
+        )
+        for path in observed[0]
     }
-    action = _in_32_bits(np.concatenate([np.asarray(e.actions) for e in episodes]))
-    flags = [
-        np.concatenate([np.asarray(getattr(e, n), bool) for e in episodes])
-        for n in ("terminations", "truncations")
-    ]
-    reward = np.concatenate([np.asarray(e.rewards, np.float32) for e in episodes])
-    lengths = np.array([len(e.rewards) for e in episodes])
-    flags[1][np.cumsum(lengths) - 1] |= ~flags[0][np.cumsum(lengths) - 1]
-    about = {"env": str(stored.env_spec.id if stored.env_spec else name), "minari": name}
-    return _checked(
-        Dataset(obs, action, reward, flags[0], flags[1], lengths, about), f"data={MINARI}{name}"
+    action = _in_32_bits(
+        np.concatenate([_numbers(episode.actions, "actions", of) for episode in episodes])
     )
+    terminated, truncated = (
+        np.concatenate([_flags(getattr(episode, flag), flag, of) for episode in episodes])
+        for flag in ("terminations", "truncations")
+    )
+    reward = np.concatenate([_column(episode.rewards, "rewards", of) for episode in episodes])
+    lengths = np.array([len(e.rewards) for e in episodes])
+    last = np.cumsum(lengths) - 1
+    truncated[last] |= ~terminated[last]
+    about = {"env": str(stored.env_spec.id if stored.env_spec else name), "minari": name}
+    dataset = Dataset(
+        obs=obs,
+        action=action,
+        reward=reward.astype(np.float32),
+        terminated=terminated,
+        truncated=truncated,
+        lengths=lengths,
+        about=about,
+    )
+    return _checked(dataset, of)
 
 
 def _in_32_bits(array: np.ndarray) -> np.ndarray:

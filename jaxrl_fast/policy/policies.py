@@ -35,7 +35,7 @@ from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.observation_view import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
 from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
-from jaxrl_fast.system import CODE, names_code, path_of, replace_file
+from jaxrl_fast.system import CODE, local_path, names_code, path_of, replace_file
 
 FORMAT_VERSION, BY_POSITION = 3, 1
 """Current file format, and an older one, with numbered arrays; all from 1 on can be read."""
@@ -222,7 +222,7 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
     """
     if not isinstance(policy, Policy) or AGENT in policy.made_by:
         raise _not_saved(policy)
-    folder = Path(folder)
+    folder = local_path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description = {
         "format": FORMAT_VERSION,
@@ -272,7 +272,7 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
         ValueError: The folder contains no policy, or a damaged one, or the algorithm is missing or
             another one.
     """
-    folder = Path(path)
+    folder = local_path(path)
     folder = folder / "policy" if (folder / "policy" / "policy.json").exists() else folder
     description, stored = _read_files(folder)
     require_devices()

@@ -41,6 +41,7 @@ from jaxrl_fast.settings.schema import (
     keys_of,
 )
 from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.system import local_path
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.callbacks import ShouldStop, Tell, to_stderr
 from jaxrl_fast.training.checkpoints import Checkpointer
@@ -449,6 +450,7 @@ def train_population(
     """
     require_devices()
     require_vectorized(env, algorithm)
+    folder = None if run_dir is None else local_path(run_dir, "run_dir")
     options = planning.SearchOptions(
         trials=trials,
         at_once=at_once,
@@ -502,7 +504,6 @@ def train_population(
         names=OF_PROGRAM,
     )
     plan = plan._replace(finalists=finalists)
-    folder = None if run_dir is None else Path(run_dir)
     with (
         stopping_at_signals(should_stop) if folder is not None else nullcontext(Stop(should_stop))
     ) as stop:
@@ -514,7 +515,7 @@ def train_population(
             should_save=stop.should_save,
             tell=tell,
             final_episodes=final_episodes,
-            resume=None if resume is None else Path(resume),
+            resume=None if resume is None else local_path(resume, "resume"),
         )
     if folder is not None and hosts.is_first():
         write_summary(folder, best_summary(result))

@@ -25,7 +25,7 @@ from jaxrl_fast.settings.schema import (
     written,
 )
 from jaxrl_fast.settings.signatures import algo_keys
-from jaxrl_fast.system import CODE, names_code
+from jaxrl_fast.system import CODE, local_path, names_code
 
 KEYS = {
     f"population.{name}" if name in OF_POPULATION else name: key
@@ -202,7 +202,10 @@ def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     given = [word.partition("=")[2] for word in words if word.startswith("resume=")]
     if not given:
         return None, list(words)
-    folder, others = Path(given[-1]), [word for word in words if not word.startswith("resume=")]
+    folder, others = (
+        local_path(given[-1], "resume"),
+        [word for word in words if not word.startswith("resume=")],
+    )
     if not given[-1] or not folder.is_dir():
         raise ConfigError(
             f"resume={given[-1]}: there is no such folder: write the folder of a sweep"

@@ -39,7 +39,7 @@ from jaxrl_fast.numerics.optimizers import (
     one_of,
 )
 from jaxrl_fast.settings.words import Word, parts_of
-from jaxrl_fast.system import CODE, names_code
+from jaxrl_fast.system import CODE, local_path, names_code
 
 MAX_SEED = 2**32 - 1
 """JAX uses only the lowest 32 bits of a larger seed."""
@@ -82,6 +82,7 @@ class Key(NamedTuple):
         stored: Whether config files and checkpoints contain it: always, if it differs from the
             default, or never.
         aside: Whether ``--help`` lists only its name.
+        path: Whether it is the path of a file or folder.
     """
 
     type: Any
@@ -92,6 +93,7 @@ class Key(NamedTuple):
     resume: Literal["fixed", "free", "silent"] = "fixed"
     stored: Literal["always", "changed", "never"] = "always"
     aside: bool = False
+    path: bool = False
 
     def range(self) -> Number:
         """Return the range of its numbers."""
@@ -319,20 +321,21 @@ class RunSchema:
     )
     precision: Precision = setting("f32", "precision of matrix products:")
     run_dir: str | None = setting(
-        None, "folder of results; runs/<env>/<algo>/<time>-...", stored="never"
+        None, "folder of results; runs/<env>/<algo>/<time>-...", stored="never", path=True
     )
     name: str | None = setting(None, "a label for the run", resume="silent", aside=True)
     log: Log = setting(
         "tensorboard", "destination of scalars, besides tables:", resume="silent", aside=True
     )
     resume: str | None = setting(
-        None, "a run's folder, to continue, or auto: run_dir", stored="never"
+        None, "a run's folder, to continue, or auto: run_dir", stored="never", path=True
     )
     data: str | None = setting(
         None,
         "recorded episodes to learn from (collect), or minari:<id>",
         stored="changed",
         aside=True,
+        path=True,
     )
     online_steps: int = setting(
         0,
@@ -343,7 +346,7 @@ class RunSchema:
         aside=True,
     )
     teacher: str | None = setting(
-        None, "a run whose policy teaches this one", stored="changed", aside=True
+        None, "a run whose policy teaches this one", stored="changed", aside=True, path=True
     )
     teacher_share: float = setting(
         0.5, "share of the run in which its weight falls to 0", 0, 1, stored="changed", aside=True
@@ -471,6 +474,8 @@ def read_value(name: str, value: Any, key: Key) -> Any:
     except (TypeError, ValueError, KeyError, OverflowError):
         wanted = A_TABLE if str(value).startswith(f"{FILE}:") else describe_type(key.type)
         raise ConfigError(f"{name}={written(value)}: write {wanted}") from None
+    if key.path and result is not None:
+        local_path(result, name)
     numbers = (
         result
         if isinstance(result, tuple) and not isinstance(result, Schedule)

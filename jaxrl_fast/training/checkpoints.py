@@ -36,7 +36,7 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.hosts import as_numbers, from_numbers, name_of, named, to_host
 from jaxrl_fast.settings.schema import Checkpoints
-from jaxrl_fast.system import one_line, replacing
+from jaxrl_fast.system import local_path, one_line, replacing
 from jaxrl_fast.training.callbacks import CallbackError, OnCheckpoint, Row, Tell, to_stderr
 
 FORMAT_VERSION = 3
@@ -629,6 +629,7 @@ def find(path: Path) -> Path:
     Raises:
         CheckpointError: There is no checkpoint.
     """
+    local_path(path, "resume")
     if (path / "description.json").exists() or path.parent.name == FOLDER:
         if not (path / "description.json").exists():
             raise CheckpointError(
