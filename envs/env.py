@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast import spaces
 from jaxrl_fast.core import (
     EnvSpec,
     EpisodeTotals,
@@ -277,6 +278,60 @@ class VecEnv(NamedTuple):
     steps_per_draw: int = 0
 
 
+def with_image_axes(env: Env) -> Env:
+    """Return an environment whose images are ``[height, width, channels]``.
+
+    Args:
+        env: Single environment.
+
+    Returns:
+        The environment, unless it has images with other axes (`spaces.layout_of`): then its
+        observations are encoded as those of an environment on the host, and a policy takes the
+        environment's own.
+    """
+    spec = env.spec
+    leaves = jax.tree.leaves(spec.obs)
+    described = all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
+    if spec.obs_space is not None or spec.num_agents is not None or not described:
+        return env
+    space = spaces.with_layouts(spaces.space_of_arrays(spec.obs))
+    parts = spaces.parts_of(space)
+    if not any("layout" in part.space for part in parts):
+        return env
+
+    def encode(obs: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(obs)
+        values = {part.path: leaf for part, leaf in zip(parts, leaves, strict=True)}
+        return spaces.encode(space, values, jnp)
+
+    def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key, params)
+        return state, encode(obs)
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
+        state, timestep = env.step(state, action, key)
+        obs = encode(timestep.next_obs)
+        return state, timestep._replace(obs=obs, next_obs=obs)
+
+    obs = jax.eval_shape(encode, spec.obs)
+    return env._replace(spec=spec._replace(obs=obs, obs_space=space), reset=reset, step=step)
+
+
+def describe_images(spec: EnvSpec) -> list[str]:
+    """Describe images whose axes are not those of training, or not determined by their shapes.
+
+    Args:
+        spec: Environment.
+
+    Returns:
+        A line for each image.
+    """
+    if spec.num_agents is not None:
+        return []
+    space = spec.obs_space or spaces.with_layouts(spaces.space_of_arrays(spec.obs))
+    return spaces.describe_images(space)
+
+
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     """Run copies of a single environment as a `VecEnv`.
 
@@ -296,6 +351,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         raise ValueError(
             f"num_envs={num_envs!r}: at least one environment is needed, for example num_envs=64"
         )
+    env = with_image_axes(env)
     limit = env.spec.max_episode_steps
     for what, steps in (("max_episode_steps", limit), ("shortest_episode", env.shortest_episode)):
         if not (is_count(steps) or (steps is None and what == "max_episode_steps")):

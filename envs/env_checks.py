@@ -27,7 +27,7 @@ from jaxrl_fast.core import (
     action_shape,
     reward_shape,
 )
-from jaxrl_fast.envs.env import Draw, Env, VecEnv, is_count, vectorize
+from jaxrl_fast.envs.env import Draw, Env, VecEnv, describe_images, is_count, vectorize
 from jaxrl_fast.envs.episode_metrics import check_names
 from jaxrl_fast.envs.errors import RuleBroken
 from jaxrl_fast.envs.host_env import HostEnv
@@ -335,6 +335,7 @@ RULES = {
     "mask": "a mask allows at least one action",
     "terminal": "a step returns the terminal observation, and does not reset",
     "limit": "a time limit truncates and does not terminate",
+    "image": "an image has the axes [height, width, channels]",
 }
 
 
@@ -448,7 +449,7 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
     try:
         player = compiled_player(env)
         second = lambda: player if again is None else compiled_player(_single(again()))  # noqa: E731
-        findings = (*found, *_judge(player, second, num_steps, seed))
+        findings = (*found, *_judge_images(env.spec), *_judge(player, second, num_steps, seed))
         steps_per_s, compile_s = _speed(env)
         return Report(
             name=name,
@@ -479,7 +480,10 @@ def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
             player.close()
     space = Verdict("wrong", "space", outside[0]) if outside else Verdict("ok", "space")
     return Report(
-        host.spec.name, (Verdict("ok", "spec"), *found, space), steps_per_s, None, NUM_ENVS
+        name=host.spec.name,
+        findings=(Verdict("ok", "spec"), *_judge_images(host.spec), *found, space),
+        steps_per_s=steps_per_s,
+        num_envs=NUM_ENVS,
     )
 
 
@@ -503,6 +507,10 @@ def _judge(
             else Verdict("ok", rule)
         )
     return [*found, _judge_limit(trace.ends, limit)]
+
+
+def _judge_images(spec: EnvSpec) -> list[Verdict]:
+    return [Verdict("note", "image", line) for line in describe_images(spec)]
 
 
 def _judge_starts(player: Player, seed: int) -> Verdict:

@@ -37,7 +37,16 @@ from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.envs.host_env import UNTOLD, DeviceStep, DeviceSteps, HostEnv, HostStep
 from jaxrl_fast.envs.pool.batches import Groups, check_seeds
 from jaxrl_fast.envs.pool.codec import ActionCodec, Outside, encode_action, encode_obs
-from jaxrl_fast.spaces import CONTAINERS, Space, array_of, decode, is_bounded, own_shape, parts_of
+from jaxrl_fast.spaces import (
+    CONTAINERS,
+    Space,
+    array_of,
+    decode,
+    is_bounded,
+    own_shape,
+    parts_of,
+    to_image,
+)
 from jaxrl_fast.system import fault_of
 
 FINAL_OBS = "final_obs", "final_observation"
@@ -550,6 +559,8 @@ def _array(space: Space, values: Any, xp: Any) -> Any:
     if space["kind"] == "Discrete":
         numbers = xp.arange(space["n"]) + space.get("start", 0)
         return (values.reshape(-1, 1) == numbers[None]).astype(dtype)
+    if layout := space.get("layout"):
+        return to_image(values.reshape(len(values), *own_shape(space)), layout, xp).astype(dtype)
     return values.reshape(len(values), *shape).astype(dtype)
 
 

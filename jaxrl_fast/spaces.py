@@ -31,7 +31,8 @@ def is_bounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 Space = dict[str, Any]
 """A space as plain data. Its ``kind`` is one of Gymnasium's, or Agents: one space for each agent,
-by name. An ``array`` is the dtype in training.
+by name. An ``array`` is the dtype in training, ``layout`` the `AXES` of an image that has other axes
+there.
 """
 MASK = "action_mask"
 CONTAINERS = ("Dict", "Tuple", "Agents")
@@ -39,6 +40,107 @@ KINDS = {"Box": "iufb", "Discrete": "iu", "MultiDiscrete": "iu", "MultiBinary": 
 """Kind of a part -> kinds of dtypes that its values may have; a Box of integers takes no real
 numbers.
 """
+
+
+AXES = {
+    "HW": "gray",
+    "CHW": "channels first",
+    "KHW": "stacked gray frames",
+    "KHWC": "stacked frames",
+    "KCHW": "stacked frames, channels first",
+}
+"""Axes of images that training takes as ``[height, width, channels]``: K frames become channels."""
+MOST_CHANNELS, LEAST_PIXELS = 4, 16
+"""Channels of one picture, and height and width of a gray one or one of several frames, since small
+tables of bytes are no pictures.
+"""
+
+
+def layout_of(shape: Sequence[int], dtype: Any) -> str | None:
+    """Return the axes of an image that does not have those of training, as far as shapes determine
+    them.
+
+    As in Stable-Baselines3, the smallest axis holds the channels.
+
+    Args:
+        shape: Shape of an observation.
+        dtype: Its dtype.
+
+    Returns:
+        A key of `AXES`; None for other arrays, and for images ``[height, width, channels]``.
+    """
+    if np.dtype(dtype) != np.uint8:
+        return None
+    if len(shape) == 2 and min(shape) >= LEAST_PIXELS:
+        return "HW"
+    if len(shape) == 3 and shape[0] < min(shape[1:]):
+        return "CHW" if shape[0] <= 3 else "KHW"
+    if len(shape) == 4 and shape[3] <= MOST_CHANNELS and min(shape[1:3]) >= LEAST_PIXELS:
+        return "KHWC"
+    if len(shape) == 4 and shape[1] <= MOST_CHANNELS and min(shape[2:]) >= LEAST_PIXELS:
+        return "KCHW"
+    return None
+
+
+def image_shape(shape: Sequence[int], layout: str) -> tuple[int, int, int]:
+    """Return the shape ``[height, width, channels]`` of an image in training.
+
+    Args:
+        shape: Shape as the environment gives it.
+        layout: Its axes.
+
+    Returns:
+        The shape.
+    """
+    size = dict(zip(layout, shape, strict=True))
+    return size["H"], size["W"], size.get("K", 1) * size.get("C", 1)
+
+
+def to_image(x: Any, layout: str, xp: Any) -> Any:
+    """Return images ``[..., height, width, channels]``; later frames are later channels.
+
+    Args:
+        x: Images ``[..., *layout]``.
+        layout: Their axes.
+        xp: ``numpy`` or ``jax.numpy``.
+
+    Returns:
+        The images.
+    """
+    lead = x.shape[: x.ndim - len(layout)]
+    order = [layout.index(axis) for axis in "HWKC" if axis in layout]
+    moved = xp.transpose(x, (*range(len(lead)), *(len(lead) + axis for axis in order)))
+    return moved.reshape((*lead, *image_shape(x.shape[len(lead) :], layout)))
+
+
+def describe_images(space: Space) -> list[str]:
+    """Describe how images are taken whose axes are not those of training, or not determined.
+
+    Args:
+        space: Observation space.
+
+    Returns:
+        A line for each.
+    """
+    lines = []
+    for part in parts_of(space):
+        shape, what = own_shape(part.space), f"'{part.name}'" if part.path else "the observation"
+        if layout := part.space.get("layout"):
+            height, width, channels = image_shape(shape, layout)
+            lines.append(
+                f"{what}, uint8{list(shape)}, is taken as {AXES[layout]}: a picture of {height} x {width} pixels "
+                f"with {channels} channel{'s' if channels > 1 else ''}"
+            )
+        elif (
+            part.space["kind"] == "Box"
+            and own_dtype(part.space) == np.uint8
+            and len(shape) == 3
+            and shape[2] >= min(shape[:2])
+        ):
+            lines.append(
+                f"{what}, uint8{list(shape)}, is taken as [height, width, channels], which its shape does not determine"
+            )
+    return lines
 
 
 class SpacePart(NamedTuple):
@@ -133,6 +235,8 @@ def array_of(space: Space) -> tuple[tuple[int, ...], np.dtype]:
     dtype = np.dtype(space.get("array", "float32"))
     if space["kind"] in ("Discrete", "MultiDiscrete"):
         return (sum(sizes_of(space)),), dtype
+    if layout := space.get("layout"):
+        return image_shape(space["shape"], layout), dtype
     return (
         tuple(space["shape"]) if space["kind"] == "Box" else (math.prod(space["shape"]),)
     ), dtype
@@ -316,6 +420,7 @@ def _encode(space: Space, x: Any, xp: Any) -> Any:
     x = xp.asarray(x)
     lead = x.shape[: x.ndim - len(own_shape(space))]
     if space["kind"] == "Box":
+        x = to_image(x, space["layout"], xp) if "layout" in space else x
         return x.astype(dtype)
     x = x.reshape((*lead, -1))
     if space["kind"] == "MultiBinary":
@@ -469,6 +574,27 @@ def build(space: Space, leaves: Mapping[tuple, Any], path: tuple[str | int, ...]
         if any(p[: len(path) + 1] == (*path, key) for p in leaves)
     }
     return {key: build(one, leaves, (*path, key)) for key, one in held.items()}
+
+
+def with_layouts(space: Space, path: tuple[str | int, ...] = ()) -> Space:
+    """Return an observation space with the layouts of its images.
+
+    Args:
+        space: Observation space.
+        path: Path of the space.
+
+    Returns:
+        The space.
+    """
+    if space["kind"] in CONTAINERS:
+        inner = space["spaces"]
+        if isinstance(inner, Mapping):
+            return space | {"spaces": {k: with_layouts(v, (*path, k)) for k, v in inner.items()}}
+        return space | {"spaces": [with_layouts(v, (*path, i)) for i, v in enumerate(inner)]}
+    if space["kind"] != "Box" or path[:1] == (MASK,):
+        return space
+    layout = layout_of(space["shape"], space["dtype"])
+    return space if layout is None else space | {"layout": layout}
 
 
 def space_of_arrays(obs: Any) -> Space:

@@ -18,8 +18,11 @@ from jaxrl_fast.spaces import (
     array_of,
     decode,
     is_bounded,
+    layout_of,
     parts_of,
     sizes_of,
+    to_image,
+    with_layouts,
 )
 
 NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
@@ -193,8 +196,9 @@ def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = (
             "spaces": [describe_obs(one, name, (*path, i)) for i, one in enumerate(space.spaces)],
         }
     if isinstance(space, spaces.Box):
-        found = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
-        return found | {"array": _array_dtype(space, path)} | _smallest_range(space)
+        found: Space = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
+        found |= {"array": _array_dtype(space, path)} | _smallest_range(space)
+        return with_layouts(found, path)
     array = {"array": "bool"} if path[:1] == (MASK,) else {}
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
@@ -217,7 +221,9 @@ def _array_dtype(space: spaces.Box, path: tuple[str | int, ...]) -> str:
     """Return the dtype of a Box in training."""
     dtype = np.dtype(space.dtype)
     if path:
-        is_image = dtype == np.uint8 and len(space.shape) == 3
+        is_image = dtype == np.uint8 and (
+            len(space.shape) == 3 or layout_of(space.shape, dtype) is not None
+        )
         return "bool" if path[:1] == (MASK,) else "uint8" if is_image else "float32"
     narrow = np.dtype(NARROWED.get(dtype.name, dtype))
     if narrow.kind not in "iu" or narrow == dtype or not space.low.size:
@@ -374,6 +380,8 @@ def _writer(space: spaces.Space, own: Space) -> WriteObs:
     if isinstance(space, spaces.Box):
         if own["array"] == "bool":
             return _write_flat
+        if "layout" in own:
+            return _image_writer(own["layout"], space.shape)
         return (
             _write_checked
             if np.dtype(own["array"]) != space.dtype and own["array"] != "uint8"
@@ -386,6 +394,17 @@ def _writer(space: spaces.Space, own: Space) -> WriteObs:
     sizes = np.array(sizes_of(own))
     firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     return _one_hots(np.shape(own["nvec"]), sizes, np.ravel(own["start"]), firsts)
+
+
+def _image_writer(layout: str, shape: tuple[int, ...]) -> WriteObs:
+    def write(row: np.ndarray, obs: Any) -> None:
+        if np.shape(obs) != shape:
+            raise SpaceError(
+                f"an observation has shape {np.shape(obs)}, but observation_space has shape {shape}"
+            )
+        row[...] = to_image(np.asarray(obs), layout, np)
+
+    return write
 
 
 def _write_box(row: np.ndarray, obs: Any) -> None:
@@ -467,6 +486,8 @@ def _outside(
         return None
     dtype = np.dtype(own["array"])
     low, high = space.low.astype(dtype), space.high.astype(dtype)
+    if "layout" in own:
+        low, high = (to_image(bound, own["layout"], np) for bound in (low, high))
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     if (low <= limits.min).all() and (high >= limits.max).all():
         return None

@@ -18,6 +18,7 @@ from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.envs.host_env import HostEnv, HostStep
 from jaxrl_fast.envs.pool.batches import Groups, check_groups, check_seeds, env_seed, sealed
 from jaxrl_fast.envs.pool.codec import encode_action, encode_obs
+from jaxrl_fast.spaces import to_image
 
 SERVES = (
     "Acrobot",
@@ -101,6 +102,7 @@ class _EnvPool(Groups):
             else Box(self.act.low, self.act.high)
         )
         spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
+        self.layout = observe.space.get("layout")
         self.spec = spec._replace(obs_space=observe.space, action_space=self.act.space)
         self.in_order = np.arange(num_envs // num_groups, dtype=np.int32).tobytes()
         self.dtype = observe.dtype
@@ -115,7 +117,7 @@ class _EnvPool(Groups):
         self.pools = [self._start(seeds[rows]) for rows in self.groups]
         self.returns[:], self.steps = 0.0, 0
         self.in_flight.clear()
-        return np.concatenate([pool.reset()[0] for pool in self.pools]).astype(self.dtype)
+        return self._arranged(np.concatenate([pool.reset()[0] for pool in self.pools]))
 
     def send(self, actions: np.ndarray, group: int) -> None:
         self.require_open()
@@ -143,7 +145,7 @@ class _EnvPool(Groups):
             order = np.argsort(info["env_id"])
             obs, *facts = (array[order] for array in (obs, *facts))
         reward, terminated, truncated, lengths = facts
-        obs = next_obs = obs.astype(self.dtype)
+        obs = next_obs = self._arranged(obs)
         returns += reward
         totals = returns.astype(np.float32)
         if np.count_nonzero(terminated | truncated):
@@ -163,7 +165,12 @@ class _EnvPool(Groups):
             np.zeros((len(ended), *self.act.shape), self.action_dtype), ended.astype(np.int32)
         )
         fresh, _, _, _, info = pool.recv()
-        obs[info["env_id"]] = fresh
+        obs[info["env_id"]] = self._arranged(fresh)
+
+    def _arranged(self, obs: np.ndarray) -> np.ndarray:
+        """Return observations ``[E, ...]`` as training takes them."""
+        obs = obs if self.layout is None else to_image(obs, self.layout, np)
+        return obs.astype(self.dtype)
 
     def close(self) -> None:
         self.is_open = False

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_fast import spaces
 from jaxrl_fast.core import (
     Actions,
     Box,
@@ -197,12 +198,31 @@ def usable(given: Any, spec: EnvSpec, name: str) -> Dataset:
         raise ValueError(
             f"data={name}: write a folder, or in Python a jf.Dataset, not {type(given).__name__}"
         )
-    dataset = in_arrays(given, f"data={name}")
+    dataset = with_images(in_arrays(given, f"data={name}"), spec)
     last = np.zeros(len(dataset.reward), bool)
     last[np.cumsum(dataset.lengths) - 1] = True
     _check_same_spaces(dataset, spec, name)
     _check_contents(dataset, spec, last, name)
     return dataset._replace(truncated=dataset.truncated | last & ~dataset.terminated)
+
+
+def with_images(dataset: Dataset, spec: EnvSpec) -> Dataset:
+    """Return a data set whose images have the axes of training.
+
+    Args:
+        dataset: Data set, with these axes or the environment's own.
+        spec: Environment.
+
+    Returns:
+        The data set.
+    """
+    obs = dict(dataset.obs)
+    parts = [] if spec.obs_space is None else spaces.parts_of(spec.obs_space)
+    for part in parts:
+        layout, name = part.space.get("layout"), part.name.replace(".", "/")
+        if layout and name in obs and obs[name].shape[1:] == spaces.own_shape(part.space):
+            obs[name] = spaces.to_image(obs[name], layout, np)
+    return dataset._replace(obs=obs)
 
 
 def in_arrays(given: Dataset, name: str) -> Dataset:

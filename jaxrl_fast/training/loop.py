@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.core import Log, Metrics
+from jaxrl_fast.envs.env import describe_images
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import hosts
@@ -118,6 +119,8 @@ def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
     if folder is not None:
         calls.listeners.on_start(folder, job, state, run)
     call = print_events_after(run, job.env, tell) if isinstance(job.env, HostEnv) else run
+    for line in describe_images(job.env.spec):
+        tell(line)
     if resumed is not None:
         for line in describe_resumed(job, resumed):
             tell(line)
