@@ -286,7 +286,7 @@ def with_image_axes(env: Env) -> Env:
 
     Returns:
         The environment, unless it has images with other axes (`spaces.layout_of`): then its
-        observations are encoded as those of an environment on the host, and a policy takes the
+        observations are encoded as on the host, and a policy takes the
         environment's own.
     """
     spec = env.spec
@@ -318,7 +318,7 @@ def with_image_axes(env: Env) -> Env:
 
 
 def describe_images(spec: EnvSpec) -> list[str]:
-    """Describe images whose axes are not those of training, or not determined by their shapes.
+    """Describe images whose axes training changes, or their shapes do not determine.
 
     Args:
         spec: Environment.

@@ -57,7 +57,7 @@ tables of bytes are no pictures.
 
 
 def layout_of(shape: Sequence[int], dtype: Any) -> str | None:
-    """Return the axes of an image that does not have those of training, as far as shapes determine
+    """Return the axes of an image that training takes with other axes, as far as shapes determine
     them.
 
     As in Stable-Baselines3, the smallest axis holds the channels.
@@ -114,7 +114,7 @@ def to_image(x: Any, layout: str, xp: Any) -> Any:
 
 
 def describe_images(space: Space) -> list[str]:
-    """Describe how images are taken whose axes are not those of training, or not determined.
+    """Describe how images are taken whose axes training changes, or their shapes do not determine.
 
     Args:
         space: Observation space.

@@ -75,7 +75,7 @@ SHAPES = {
 
 
 class Pictures(gym.Env):
-    """Shows pictures with other axes, or the same ones with those of training."""
+    """Shows pictures with other axes, or the same ones with the axes of training."""
 
     def __init__(self, layout: str, *, moved: bool, inside: bool) -> None:
         self.layout, self.moved, self.inside = layout, moved, inside
