@@ -326,9 +326,28 @@ def reader(part: SpacePart) -> Read:
             and not np.all(_within(array, *limits))
         ):
             raise ValueError(f"{what} is outside of {text_of(space)}")
+        require_finite(array, what)
         return array if array.dtype in (narrow, np.bool_) else np.asarray(array, narrow)
 
     return read
+
+
+def require_finite(array: Any, what: str) -> None:
+    """Check that an observation has no NaN and no infinity, from which a policy computes no action.
+
+    Args:
+        array: Array of NumPy or JAX.
+        what: Its name.
+
+    Raises:
+        ValueError: It has one.
+    """
+    if kind_of(array.dtype) != "f":
+        return
+    finite = np.isfinite(np.asarray(array, np.float32))
+    if not finite.all():
+        at = tuple(np.argwhere(~finite)[0].tolist())
+        raise ValueError(f"{what} has {float(array[at])} at {list(at)}")
 
 
 def _within(x: Any, low: Any, high: Any) -> Any:

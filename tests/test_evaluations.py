@@ -593,22 +593,38 @@ def test_a_time_limit_that_32_bits_do_not_hold_is_refused(name, options):
         jf.make_env(name, num_envs=2, **options)
 
 
-def test_an_evaluation_ends_where_the_time_limit_is_none_and_says_so():
+@pytest.mark.parametrize("limit", [None, 10**9], ids=["none", "too long"])
+def test_an_evaluation_ends_where_the_time_limit_is_none_and_says_so(
+    limit: int | None, capsys: pytest.CaptureFixture
+):
     def step(state, action, key):
         return state, jf.Timestep(state, state, jnp.float32(1), jnp.bool_(False), jnp.bool_(False))
 
-    spec = jf.EnvSpec("endless", jax.ShapeDtypeStruct((1,), np.float32), jf.Discrete(2), 10**9)
+    spec = jf.EnvSpec("endless", jax.ShapeDtypeStruct((1,), np.float32), jf.Discrete(2), limit)
     env = jf.vectorize(jf.Env(spec, lambda key, params: (jnp.zeros(1),) * 2, step), num_envs=2)
     lines: list[str] = []
     algo = jf.ppo(
         rollout_length=4, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
     )
-    summary = jf.learn(env, algo, total_steps=8, eval_episodes=1, tell=lines.append).summary
-    assert summary["eval_return_mean"] == STEP_LIMIT
-    assert (
-        lines[0]
-        == "evaluation episodes end after 10,000 steps: the time limit of 1,000,000,000 is too long for them"
+    result = jf.learn(env, algo, total_steps=16, eval_every=8, eval_episodes=1, tell=lines.append)
+    assert result.summary["eval_return_mean"] == STEP_LIMIT
+    cut = [line for line in lines if "were cut after 10,000 steps" in line]
+    assert len(cut) == 1 and cut[0].startswith("1 of 1 evaluation episodes")
+    ahead = (
+        "evaluation episodes end after 10,000 steps: the time limit of 1,000,000,000 is too long"
     )
+    assert (ahead in lines[0]) == (limit is not None)
+    capsys.readouterr()
+    jf.evaluate_policy(result.policy, env, jax.random.key(0), episodes=3)
+    assert "3 of 3 evaluation episodes were cut" in capsys.readouterr().err
+    jf.collect_episodes(result.policy, env, episodes=1)
+    assert "1 of 1 evaluation episodes were cut" in capsys.readouterr().err
+    lines.clear()
+    rates = {"learning_rate": "log:1e-4:1e-2"}
+    jf.train_population(
+        env, algo, rates=rates, total_steps=16, trials=2, final_episodes=1, tell=lines.append
+    )
+    assert sum("were cut after 10,000 steps" in line for line in lines) == 1
 
 
 class Counting(gymnasium.Env):

@@ -22,6 +22,10 @@ weights away.
 """
 
 
+LARGEST = 1e15
+"""Larger absolute values count as this one in statistics: their squares exceed float32."""
+
+
 class RunningStats(NamedTuple):
     """Mean and variance of all elements merged so far.
 
@@ -71,7 +75,7 @@ def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> Running
     weight = size / count.astype(jnp.float32)
 
     def merge(mean: jax.Array, variance: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x = x.astype(jnp.float32)
+        x = jnp.clip(x.astype(jnp.float32), -LARGEST, LARGEST)
         batch_mean = jnp.mean(x, axis=axes)
         batch_variance = jnp.mean(jnp.square(x - jnp.expand_dims(batch_mean, axes)), axis=axes)
         delta = batch_mean - mean

@@ -28,10 +28,11 @@ from jaxrl_fast.policy.policies import (
 from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.settings.run import MADE
 from jaxrl_fast.training import checkpoints
-from jaxrl_fast.training.callbacks import ShouldStop
+from jaxrl_fast.training.callbacks import ShouldStop, to_stderr
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 from jaxrl_fast.training.episodes import (
     act_by_step,
+    describe_cut,
     evaluation_limit,
     host_seed,
     steps_on_host,
@@ -90,6 +91,9 @@ def collect_episodes(
         found += [_first_episode(rollout, e, limit) for e in range(rollout.reward.shape[1])]
     if not found:
         raise NothingCollected("stopped before the first episodes ended: nothing is collected")
+    lengths = [len(episode.reward) for episode in found[:episodes]]
+    if line := describe_cut(lengths, env.spec.max_episode_steps):
+        to_stderr(line)
     about = {"algo": policy.made_by.get("algo", "own"), "seed": seed, **made_here()}
     return join(found[:episodes], env.spec, about)
 

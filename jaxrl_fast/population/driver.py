@@ -33,7 +33,7 @@ from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training import resuming
 from jaxrl_fast.training.callbacks import ShouldStop, Tell, to_stderr
 from jaxrl_fast.training.checkpoints import BESIDE
-from jaxrl_fast.training.episodes import make_periodic_evaluation
+from jaxrl_fast.training.episodes import describe_cut, make_periodic_evaluation
 from jaxrl_fast.training.job import Job
 
 KEPT_POLICIES = 8
@@ -98,6 +98,7 @@ class Driver:
         )
         self.compile_s = 0.0
         self.partial = Partial()
+        self.told_cut = False
 
     def wall_s(self) -> float:
         """Return the seconds so far, those before a resume included."""
@@ -344,6 +345,7 @@ class Driver:
             )
             if hosts.is_first():
                 totals: EpisodeTotals = group.evaluation.evaluate(params, False)
+                self._tell_if_cut(totals, group.job)
                 means = np.asarray(totals.returns, np.float32).mean(axis=1)
             means = hosts.from_first(means)
             scores = [
@@ -354,6 +356,13 @@ class Driver:
             if number is not None:
                 own = [scores[slot] for slot in group.slots_of(seat)]
                 self.book.trials[number].add(own, seconds / active)
+
+    def _tell_if_cut(self, totals: EpisodeTotals, job: Job) -> None:
+        """Report once that evaluation episodes were cut which no time limit ends."""
+        line = describe_cut(totals.length, job.env.spec.max_episode_steps)
+        if line and not self.told_cut:
+            self.told_cut = True
+            self.hooks.tell(line)
 
     # what follows
 
@@ -626,7 +635,9 @@ class Driver:
             played = make_periodic_evaluation(
                 job.env, job.algorithm, job.agent, job.keys[:count], options
             )
-            found[number] = np.asarray(played.evaluate(self._params_of(number), True).returns)
+            totals = played.evaluate(self._params_of(number), True)
+            self._tell_if_cut(totals, job)
+            found[number] = np.asarray(totals.returns)
             played.close()
         return found
 

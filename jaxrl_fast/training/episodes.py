@@ -63,6 +63,26 @@ def tell_limit(limit: int | None, tell: Callable[[str], None] = to_stderr) -> No
         )
 
 
+def describe_cut(lengths: Any, limit: int | None) -> str:
+    """Describe that evaluation episodes were cut which no time limit ends.
+
+    Args:
+        lengths: Steps of the episodes, of any shape.
+        limit: Time limit of the environment in steps, or None.
+
+    Returns:
+        A line; "" if no episode was cut.
+    """
+    steps = np.asarray(lengths)
+    cut = 0 if limit == evaluation_limit(limit) else int((steps >= STEP_LIMIT).sum())
+    if not cut:
+        return ""
+    return (
+        f"{cut} of {steps.size} evaluation episodes were cut after {STEP_LIMIT:,} steps, since no time limit ends them: "
+        "write one, such as max_episode_steps in the environment's spec, or +env.max_episode_steps=1000"
+    )
+
+
 def evaluate_policy(
     policy: Policy, env: VecEnv | HostEnv, key: jax.Array, *, episodes: int = 128
 ) -> np.ndarray:
@@ -108,6 +128,17 @@ def evaluate_episodes(
     require_policy(policy, env.spec)
     require_key(key)
     tell_limit(env.spec.max_episode_steps)
+    totals = _play_all(policy, env, key, episodes, share=share)
+    if not isinstance(totals.length, jax.core.Tracer):
+        line = describe_cut(totals.length, env.spec.max_episode_steps)
+        if line:
+            to_stderr(line)
+    return totals
+
+
+def _play_all(
+    policy: Policy, env: VecEnv | HostEnv, key: jax.Array, episodes: int, *, share: bool
+) -> EpisodeTotals:
     if isinstance(env, HostEnv):
         with closing(evaluation_on_host(policy, env, episodes, share=share)) as evaluate:
             totals = evaluate(jax.tree.map(lambda x: x[None], policy.params), key[None])

@@ -17,10 +17,10 @@ from jaxrl_fast.learning.updates import all_finite
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.runtime.layout import RunChunk
-from jaxrl_fast.training import checkpoints, resuming
+from jaxrl_fast.training import checkpoints, recorder, resuming
 from jaxrl_fast.training.checkpoints import Checkpointer
 from jaxrl_fast.training.job import Job
-from jaxrl_fast.training.recorder import NonFiniteError
+from jaxrl_fast.training.recorder import NonFiniteError, describe_large
 
 JAX_FOLDER = os.path.dirname(jax.__file__)
 PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
@@ -52,6 +52,24 @@ def explain_nonfinite(
         )
         text = f"{text}; {find_operation(job.graph, state, error.tick, error.fragment)}"
     return NonFiniteError(text, error.fragment, error.tick, error.seed)
+
+
+def blame_observations(error: NonFiniteError, state: TrainState, graph: Graph) -> NonFiniteError:
+    """Name very large observations in place of the learning rate, if there are any.
+
+    Args:
+        error: Error of the run.
+        state: State after the tick that failed.
+        graph: Graph of the run.
+
+    Returns:
+        The error.
+    """
+    line = describe_large(state, graph)
+    text = str(error).removesuffix(f": {recorder.ADVICE}")
+    if not line or text == str(error):
+        return error
+    return NonFiniteError(f"{text}: {line}", error.fragment, error.tick, error.seed)
 
 
 def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) -> str:

@@ -31,7 +31,7 @@ from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
 from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation, tell_limit
 from jaxrl_fast.training.evaluations import Evaluations
 from jaxrl_fast.training.job import Job, Plan
-from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
+from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start, describe_large
 from jaxrl_fast.training.run_folder import RunFolder, write_summary
 
 Trained = tuple[TrainState, Policy, list[Row], Row]
@@ -222,7 +222,12 @@ def drive(
         if hosts.any_process(calls.should_stop() or calls.ended_by(recorder.scores) != ""):
             break
         state, metrics = run(state)
-        recorder.add_chunk(hosts.to_host(metrics), rates_at(state))
+        try:
+            recorder.add_chunk(hosts.to_host(metrics), rates_at(state))
+        except NonFiniteError as error:
+            raise find_nan.blame_observations(error, state, job.graph) from None
+        if chunk == begin + 1 and (line := describe_large(state, job.graph)):
+            calls.tell(line)
         evaluations.collect()
         last = chunk == plan.num_chunks
         if plan.chunks_per_eval and (last or chunk % plan.chunks_per_eval == 0):

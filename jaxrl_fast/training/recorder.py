@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.core import EpisodeTotals, PyTree
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.episode_metrics import METRIC, mean_of_finite, metric_means
 from jaxrl_fast.envs.host_env import HostEnv
@@ -16,7 +16,12 @@ from jaxrl_fast.runtime.graph import Graph, TrainState, active_ticks, tagged
 from jaxrl_fast.runtime.placements import LEARNING, SAMPLING
 from jaxrl_fast.training.callbacks import RATES, MeanRates, Row
 from jaxrl_fast.training.calls import Calls
-from jaxrl_fast.training.episodes import Snapshot, bootstrap_interval, interquartile_mean
+from jaxrl_fast.training.episodes import (
+    Snapshot,
+    bootstrap_interval,
+    describe_cut,
+    interquartile_mean,
+)
 from jaxrl_fast.training.job import Job, Plan
 from jaxrl_fast.training.run_folder import RunFolder
 
@@ -41,7 +46,7 @@ class Recorder:
     ``truncated`` is the number of training episodes that evaluations with ``eval.share`` truncated.
     """
 
-    truncated, told_bound = 0, False
+    truncated, told_bound, told_cut = 0, False, False
 
     def __init__(self, job: Job, calls: Calls, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
@@ -169,6 +174,10 @@ class Recorder:
 
         A late evaluation of an older snapshot does not replace the newest.
         """
+        line = describe_cut(totals.length, self.env.spec.max_episode_steps)
+        if line and not self.told_cut:
+            self.told_cut = True
+            self.tell(line)
         scores, row = np.asarray(totals.returns).mean(axis=1), evaluation_row(totals)
         if snapshot.env_steps >= self.eval_steps:
             self.scores, self.eval_row, self.eval_steps = scores, row, snapshot.env_steps
@@ -383,6 +392,9 @@ def _nonfinite_step(
     )
 
 
+ADVICE = "try a smaller algo.learning_rate, or nan=skip"
+
+
 def _nonfinite_metric(bad: dict[str, np.ndarray], first_tick: int) -> NonFiniteError:
     """Make the error of the first non-finite metric; ``bad``: places ``[n, 2]`` (seed, tick) by
     name.
@@ -396,8 +408,8 @@ def _nonfinite_metric(bad: dict[str, np.ndarray], first_tick: int) -> NonFiniteE
     seed, tick = first[name]
     fragment, _, metric = name.partition("/")
     return NonFiniteError(
-        f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, seed {seed}: "
-        "try a smaller algo.learning_rate, or nan=skip",
+        f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, "
+        f"seed {seed}: {ADVICE}",
         fragment,
         first_tick + tick,
         seed,
@@ -415,9 +427,51 @@ def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:
     Raises:
         NonFiniteError: The observation is not finite.
     """
-    (sampling,) = tagged(graph, SAMPLING)
-    for leaf in jax.tree.leaves(hosts.to_host(state.private[sampling].obs)):
+    for leaf in jax.tree.leaves(current_observations(state, graph)):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
             raise NonFiniteError(
                 f"environment {env.spec.name} gave a NaN or an infinity in its first observation"
             )
+
+
+def current_observations(state: TrainState, graph: Graph) -> PyTree:
+    """Return the observations from which the next actions are computed.
+
+    Args:
+        state: State of a run.
+        graph: Graph of the run.
+
+    Returns:
+        Arrays ``[..., E, *obs]`` in the host's memory.
+    """
+    (sampling,) = tagged(graph, SAMPLING)
+    return hosts.to_host(state.private[sampling].obs)
+
+
+LARGE = 1e10
+"""Observations above are no measurements: `describe_large` names them."""
+
+
+def describe_large(state: TrainState, graph: Graph) -> str:
+    """Describe an observation with very large values, which hide all others when normalized.
+
+    Args:
+        state: State of a run.
+        graph: Graph of the run.
+
+    Returns:
+        A line; "" without such values.
+    """
+    for path, leaf in jax.tree.leaves_with_path(current_observations(state, graph)):
+        sizes = np.abs(np.nan_to_num(np.asarray(leaf, np.float32), posinf=0.0, neginf=0.0))
+        if sizes.size and sizes.max() > LARGE:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            # without the axes of seeds and environments
+            entry = np.unravel_index(int(np.argmax(sizes)), sizes.shape)[state.key.ndim + 1 :]
+            what = f"observation '{name}'" if name else "an observation"
+            where = f"{what} reaches {sizes.max():g} at {list(map(int, entry))}"
+            return (
+                f"{where}: such a value hides all others of its entry; clip it in the environment, as by "
+                "gymnasium.wrappers.TransformObservation"
+            )
+    return ""
