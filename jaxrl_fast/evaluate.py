@@ -11,10 +11,11 @@ from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.episode_metrics import mean_of_finite
+from jaxrl_fast.numerics.intervals import mean_interval
 from jaxrl_fast.policy.policies import with_sampled_actions
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, Key
-from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes
+from jaxrl_fast.training.episodes import evaluate_episodes
 from jaxrl_fast.training.progress import share
 
 KEYS = {
@@ -52,12 +53,17 @@ def evaluate_run(words: Sequence[str]) -> int:
     played = evaluate_episodes(policy, env, key, episodes=given["episodes"], share=run.eval.share)
     totals = jax.device_get(played)
     returns = totals.returns
-    low, high = bootstrap_interval(returns)
+    interval = mean_interval(returns)
     print(
         f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {given['seed']}"
     )
     print(
-        f"return  {returns.mean():.1f} ± {returns.std():.1f}  (95 % of the mean [{low:.1f}, {high:.1f}])"
+        f"return  {returns.mean():.1f} ± {returns.std():.1f}"
+        + (
+            ""
+            if interval is None
+            else f"  (95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}])"
+        )
     )
     print(
         f"        least {returns.min():.1f}, median {np.median(returns):.1f}, most {returns.max():.1f}"

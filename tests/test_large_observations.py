@@ -1,5 +1,5 @@
-"""Very large observations: statistics stay finite, a line names them, and a policy refuses what is no
-number.
+"""Very large observations: statistics stay finite, a line names them, and a policy refuses a NaN
+and an infinity.
 """
 
 import functools

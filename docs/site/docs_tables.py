@@ -181,7 +181,7 @@ def published() -> str:
     rows = []
     for name, peer in PUBLISHED.items():
         result = json.loads((RESULTS / f"{name}.json").read_text())
-        least, most = result["return_ci95"]
+        least, most = result["return_ci95"]  # three seeds and more
         command = f"`{' '.join(ROWS[name].words)}`"
         own = f"**{result['return_mean']:,.0f}** [{least:,.0f}, {most:,.0f}]"
         rows.append(

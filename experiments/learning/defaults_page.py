@@ -8,7 +8,7 @@ import numpy as np
 from rliable import library, metrics
 from time_to_return_page import reached_s
 
-from jaxrl_fast.training.episodes import bootstrap_interval
+from jaxrl_fast.numerics.intervals import compare, mean_interval
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "defaults.md"
 HEAD = """# Defaults
@@ -17,7 +17,9 @@ HEAD = """# Defaults
 Ours are `algo=... tuned=false`, whose [defaults](algorithms.md#default-settings) follow the environment and the run's
 length; the other library has its own defaults, with one environment. Both have made equally many environment steps.
 Settings were developed on these environments. Environments without two seeds on each side are not shown yet. Returns
-are means over the last greedy evaluation (20 episodes), with 95 % bootstrap intervals over seeds. The score is 0 for
+are means over the last greedy evaluation (20 episodes), with the 95 % interval of Student's t over seeds, from three
+seeds on. *Difference* is "above" or "below" where Welch's 95 % interval of the difference excludes 0, with at least
+five seeds on each side ([intervals](intervals.md)). The score is 0 for
 random actions and 1 for the other library's mean; where that mean is below random (td3 on hopper), a higher return
 has a lower score, so read the interquartile mean. Seconds (median over seeds, and how many seeds reached it) are
 of one core's processor until an evaluation reaches the other library's final mean return. Ours include start-up,
@@ -105,15 +107,15 @@ def cut(curve: list[Any], steps: int) -> list[Any]:
 
 
 def verdict(line: Line) -> str:
-    """Compare the 95 % intervals of both means."""
-    ours, theirs = bootstrap_interval(line.ours), bootstrap_interval(line.theirs)
-    return "**above**" if ours[0] > theirs[1] else "**below**" if ours[1] < theirs[0] else "overlap"
+    """Compare both means."""
+    found = compare(line.ours, line.theirs)
+    return f"**{found}**" if found in ("above", "below") else found
 
 
 def table(found: list[Line]) -> str:
     """Write all lines."""
     text = [
-        "| algorithm | environment | steps | ours | the other | random | score | intervals | seconds to their return |",
+        "| algorithm | environment | steps | ours | the other | random | score | difference | seconds to their return |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for line in found:
@@ -127,8 +129,9 @@ def table(found: list[Line]) -> str:
 
 def value(returns: np.ndarray) -> str:
     """Write a mean with its 95 % interval."""
-    low, high = bootstrap_interval(returns)
-    return f"{returns.mean():.4g} [{low:.4g}, {high:.4g}], {len(returns)} seeds"
+    interval = mean_interval(returns)
+    spread = "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
+    return f"{returns.mean():.4g}{spread}, {len(returns)} seeds"
 
 
 def seconds(line: Line) -> str:
@@ -191,9 +194,11 @@ def draw(found: list[Line], path: Path) -> None:
         own = [line for line in found if (line.algo, line.steps) == (algo, steps)]
         for place, (y, color) in enumerate([(0.14, THEIRS), (-0.14, OURS)]):
             values = [line.scores((line.theirs, line.ours)[place]) for line in own]
-            ends = np.array([bootstrap_interval(x) for x in values])
             at = np.arange(len(own)) + y
-            axes.hlines(at, *ends.T, color=color, linewidth=2)
+            for height, scores in zip(at, values, strict=True):
+                axes.plot(scores, [height] * len(scores), ".", color=color, alpha=0.4, markersize=4)
+                if (interval := mean_interval(scores)) is not None:
+                    axes.hlines(height, *interval, color=color, linewidth=2)
             label = ("jaxrl_fast" if place else LIBRARY[own[0].who]) + ", mean and 95 % interval"
             axes.plot([x.mean() for x in values], at, "o", color=color, markersize=5, label=label)
         axes.axvline(1.0, color="#cccccc", zorder=0)

@@ -25,7 +25,8 @@ from describe import machine, versions
 from learning_page import draw, table_line, value_of, write_page
 from learning_rows import PEERS, ROWS, Peer, Row
 
-from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
+from jaxrl_fast.numerics.intervals import mean_interval
+from jaxrl_fast.training.episodes import interquartile_mean
 from jaxrl_fast.training.run_folder import read_columns
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -108,7 +109,7 @@ def end_of(curve: list[dict[str, Any]]) -> dict[str, Any]:
         "machine": machine(),
         "python": platform.python_version(),
         "return_mean": float(last.mean()),
-        "return_ci95": list(bootstrap_interval(last)) if last.size > 1 else None,
+        "return_ci95": mean_interval(last),
         "return_iqm": interquartile_mean(last),
         "env_steps": curve[-1]["env_steps"],
         "curve": curve,

@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "learning.md"
 HEAD = """# Learning results
 
 `python experiments/learning/learning.py` writes this page. The greedy return is the mean over seeds in the last
-evaluation, with its 95 % bootstrap interval (Agarwal et al., arXiv 2108.13264). For SMAX it is the share of battles
+evaluation, with its 95 % interval from three seeds on ([Student's t](intervals.md)). For SMAX it is the share of battles
 won. A target such as "≥ 1.3 × row" compares both rows at the last step of the shorter run. A row that did not reach its
 target is marked "missed". A row's name leads to its command, seconds, machine and curve. Longer runs, with their speed
 and memory over hours: [long_runs.md](long_runs.md).

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from describe import ROOT, commit, machine, versions
 
 import jaxrl_fast as jf
+from jaxrl_fast.numerics.intervals import mean_interval
 from jaxrl_fast.offline.datasets import episodes_in, join, load_dataset, save_dataset, steps_in
 
 RESULT, PAGE = ROOT / "experiments" / "results" / "offline.json", ROOT / "docs" / "offline.md"
@@ -180,10 +181,8 @@ def theirs(env: str, kind: str, algo: str) -> dict[str, Any]:
 
 def interval(returns: list[float]) -> tuple[float, float, float]:
     """Return mean and 95 % interval of the mean, by Student's t."""
-    values = np.asarray(returns)
-    quantile = {2: 12.71, 3: 4.303, 5: 2.776, 8: 2.365}[len(values)]
-    half = quantile * values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
+    low, high = mean_interval(returns) or (float("nan"), float("nan"))
+    return float(np.mean(returns)), low, high
 
 
 def read() -> dict[str, Any]:

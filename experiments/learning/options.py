@@ -22,7 +22,7 @@ from defaults import option, processor_s
 from describe import ROOT, commit, machine, machines_line, versions
 from learning import read_curve
 
-from jaxrl_fast.training.episodes import bootstrap_interval
+from jaxrl_fast.numerics.intervals import difference_interval
 
 RESULT = ROOT / "experiments" / "results" / "options.json"
 PAGE = ROOT / "docs" / "options.md"
@@ -34,8 +34,9 @@ an example and the same run without it, after equally many steps; where an optio
 was chosen to take about equal seconds (the column has them). Nothing else is tuned. Returns are means over the last
 greedy evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor,
 for all three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as
-"works, and costs so much", not as a ranking. Each section is about one run, whose command comes first. *Apart* is
-"higher" or "lower" where the 95 % intervals of the means with and without the option do not overlap.
+"works, and costs so much", not as a ranking. Each section is about one run, whose command comes first. *Difference* is
+Welch's 95 % interval of the difference to the run without the option; three seeds have no verdict
+([intervals](intervals.md)).
 """
 CHEETAH = (
     "env=gymnasium",
@@ -205,10 +206,10 @@ def shown(made: dict[str, Any]) -> str:
     return f"{returns.mean():.4g} ({returns.min():.4g} to {returns.max():.4g})"
 
 
-def apart(without: dict[str, Any], with_it: dict[str, Any]) -> str:
-    """Return whether the 95 % intervals of both means are apart."""
-    low, high = (bootstrap_interval(np.array(made["returns"])) for made in (without, with_it))
-    return "higher" if high[0] > low[1] else "lower" if high[1] < low[0] else "–"
+def difference(without: dict[str, Any], with_it: dict[str, Any]) -> str:
+    """Write the 95 % interval of the difference of both means."""
+    interval = difference_interval(with_it["returns"], without["returns"])
+    return "–" if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}"
 
 
 def write_page() -> None:
@@ -244,13 +245,13 @@ def section(base: tuple[str, ...], made: dict[str, Any]) -> list[str]:
     )
     differs = [word for word in base if not all(word in other for other in alike)]
     lines = [f"## {', '.join([title_of(base), *differs])}", "", f"`{' '.join(base)}`", ""]
-    lines += ["| option | return | apart | seconds |", "|---|---|---|---|"]
+    lines += ["| option | return | difference | seconds |", "|---|---|---|---|"]
     lines.append(f"| none | {shown(without)} | | {without['seconds']:.0f} |")
     for words, before, after in whole:
         cells = (
             f"`{' '.join(words)}`",
             shown(after),
-            apart(before, after),
+            difference(before, after),
             f"{after['seconds']:.0f}",
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from describe import ROOT, commit, machine, machines_line, versions
 from learning import read_curve
 
+from jaxrl_fast.numerics.intervals import mean_interval
+
 RESULT, PAGE = ROOT / "experiments" / "results" / "suites.json", ROOT / "docs" / "suites.md"
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 SEEDS, EVALUATIONS, EPISODES = 3, 10, 32
-QUANTILE = {2: 12.71, 3: 4.303, 5: 2.776}
-"""Student's t of a 95 % interval by number of seeds."""
 MARKS = "<!-- learning -->", "<!-- end of learning -->"
 
 
@@ -188,10 +188,10 @@ def cell(runs: dict[str, Any], id: str, who: str) -> str:
     if not last:
         return "not run"
     middle = statistics.mean(last)
-    if len(last) < 2:
-        return f"{middle:.4g}"
-    half = QUANTILE[len(last)] * statistics.stdev(last) / len(last) ** 0.5
-    return f"{middle:.4g} [{middle - half:.4g}, {middle + half:.4g}]"
+    interval = mean_interval(last)
+    if interval is None:
+        return f"{middle:.4g}{f' ({len(last)} seeds)' if len(last) > 1 else ''}"
+    return f"{middle:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
 def write_page() -> None:

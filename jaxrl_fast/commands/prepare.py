@@ -550,10 +550,11 @@ def print_closing(
     )
     steps += f", stopped by {STOP_RETURN}" if cut == STOP_RETURN else ""
     interval = summary.get("eval_return_ci95")
+    seeds = len(summary.get("eval_return_seeds", ())) or 1
     spread = (
         f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]"
         if interval
-        else "std over episodes"
+        else f"std over {'episodes' if seeds == 1 else f'{seeds} seeds'}"
     )
     value = "" if interval else f" ± {summary['eval_return_std'] or 0.0:.1f}"
     if summary["eval_return_mean"] is None:

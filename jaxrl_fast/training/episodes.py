@@ -284,27 +284,6 @@ def without_untold(totals: EpisodeTotals) -> EpisodeTotals:
     return totals._replace(success=totals.success == 1 if told.any() else ())
 
 
-def bootstrap_interval(
-    samples: np.ndarray, *, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """Compute the 95 % percentile bootstrap interval of the mean.
-
-    Args:
-        samples: Samples, ``[n]``.
-        resamples: Number of bootstrap samples.
-        seed: Seed of the resampling.
-
-    Returns:
-        Lower and upper bound.
-
-    Source: Efron and Tibshirani (1993), chapter 13.
-    """
-    rng = np.random.default_rng(seed)
-    draws = rng.choice(np.asarray(samples), size=(resamples, len(samples)), replace=True)
-    low, high = np.percentile(draws.mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def interquartile_mean(samples: np.ndarray) -> float:
     """Compute the mean of the samples between the quartiles, or of all samples if they are fewer
     than 4.

@@ -214,6 +214,9 @@ def drive(
 
     Returns:
         The last state.
+
+    Raises:
+        NonFiniteError: The environment or an update computed a NaN or an infinity.
     """
     plan, rates_at = job.plan, make_rates(job)
     recorder, saver = evaluations.recorder, evaluations.saver

@@ -11,6 +11,7 @@ from jaxrl_fast.envs.episode_metrics import METRIC, mean_of_finite, metric_means
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import TEMPERATURES
 from jaxrl_fast.learning.updates import DROPPED
+from jaxrl_fast.numerics.intervals import mean_interval
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, active_ticks, tagged
 from jaxrl_fast.runtime.placements import LEARNING, SAMPLING
@@ -18,7 +19,6 @@ from jaxrl_fast.training.callbacks import RATES, MeanRates, Row
 from jaxrl_fast.training.calls import Calls
 from jaxrl_fast.training.episodes import (
     Snapshot,
-    bootstrap_interval,
     describe_cut,
     interquartile_mean,
 )
@@ -339,7 +339,7 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
     """Compute the statistics of an evaluation.
 
     Standard deviation and interquartile mean are over episodes for one seed, and over seeds for
-    several, which also get a 95 % interval. The success rate is included if the environment reports
+    several; three and more get a 95 % interval. The success rate is included if the environment reports
     success, and the means of its metrics.
 
     Args:
@@ -368,9 +368,10 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
     )
     if len(scores) > 1:
         row |= {
-            "eval_return_ci95": list(bootstrap_interval(scores)),
             "eval_return_seeds": scores.tolist(),
         }
+    if (interval := mean_interval(scores)) is not None:
+        row |= {"eval_return_ci95": list(interval)}
     return row
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_fast.numerics.intervals import LEAST_SEEDS, mean_interval
 from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, RunView, scores_of
 from jaxrl_fast.views.comparing import groups_of, joined
 
@@ -26,6 +27,8 @@ AGGREGATES = {
     "optimality gap": "optimality_gap",
 }
 """Title -> rliable's name."""
+MANY_TASKS = 5
+"""Fewest tasks of a stratified bootstrap: over the seeds of few tasks it is too narrow."""
 
 
 class Line(NamedTuple):
@@ -164,7 +167,7 @@ def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def draw_curves(axes: Any, lines: Lines, task: str) -> None:
-    """Draw the interquartile mean over seeds against steps, with its stratified bootstrap interval.
+    """Draw the mean over seeds against steps, with its interval, and each seed's returns as points.
 
     Args:
         axes: Axes of the figure.
@@ -172,22 +175,22 @@ def draw_curves(axes: Any, lines: Lines, task: str) -> None:
         task: Environment.
     """
     from matplotlib.ticker import EngFormatter
-    from rliable import metrics
 
     for color, (label, by_task) in zip(COLORS * len(lines), lines.items(), strict=False):
         line = by_task[task]
-        points, low, high = np.array(
-            [_interval(x[:, None], metrics.aggregate_iqm) for x in line.returns]
-        ).T
         seeds = line.returns.shape[1]
         axes.plot(
             line.env_steps,
-            points,
+            line.returns.mean(axis=1),
             color=color,
             label=_wrapped(f"{label}, {seeds} seed{'s' * (seeds > 1)}", 2),
         )
-        axes.fill_between(line.env_steps, low, high, color=color, alpha=0.2, linewidth=0)
-    axes.set(title=task, xlabel="environment steps", ylabel="greedy return, interquartile mean")
+        if seeds >= LEAST_SEEDS:
+            low, high = np.array([mean_interval(row) for row in line.returns]).T
+            axes.fill_between(line.env_steps, low, high, color=color, alpha=0.2, linewidth=0)
+        if seeds > 1:
+            axes.plot(line.env_steps, line.returns, ".", color=color, alpha=0.4, markersize=2)
+    axes.set(title=task, xlabel="environment steps", ylabel="greedy return, mean")
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.legend(frameon=False, fontsize="small")
 
@@ -212,8 +215,11 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
         for row, (color, matrix) in enumerate(
             zip(COLORS * len(scores), scores.values(), strict=False)
         ):
-            point, low, high = _interval(matrix, getattr(metrics, f"aggregate_{name}"))
-            panel.barh(row, high - low, left=low, height=0.6, color=color, alpha=0.35)
+            function = getattr(metrics, f"aggregate_{name}")
+            point, interval = float(function(matrix)), _interval(matrix, name, function)
+            if interval is not None:
+                low, high = interval
+                panel.barh(row, high - low, left=low, height=0.6, color=color, alpha=0.35)
             panel.plot([point, point], [row - 0.3, row + 0.3], color=color, linewidth=2)
         panel.set_yticks(range(len(scores)), names if column == 0 else [""] * len(scores))
         panel.xaxis.set_major_locator(MaxNLocator(2))
@@ -264,7 +270,8 @@ def draw_profile(axes: Any, scores: dict[str, np.ndarray], scale: str) -> None:
     shares, intervals = library.create_performance_profile(scores, taus, reps=RESAMPLES)
     for color, label in zip(COLORS * len(scores), scores, strict=False):
         axes.plot(taus, shares[label], color=color, label=label)
-        axes.fill_between(taus, *intervals[label], color=color, alpha=0.2, linewidth=0)
+        if scores[label].shape[1] >= MANY_TASKS:
+            axes.fill_between(taus, *intervals[label], color=color, alpha=0.2, linewidth=0)
     axes.set(
         xlabel=scale,
         ylabel="share of runs above it",
@@ -277,17 +284,20 @@ def _wrapped(label: str, columns: int = 1) -> str:
     return fill(label, columns * LABEL_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _interval(matrix: np.ndarray, function: Any) -> tuple[float, float, float]:
-    """Compute a metric of ``[seeds, tasks]`` with its 95 % stratified bootstrap interval; no
-    interval for one seed.
+def _interval(matrix: np.ndarray, name: str, function: Any) -> tuple[float, float] | None:
+    """Compute the 95 % interval of a metric of ``[seeds, tasks]``.
+
+    Of many tasks it is rliable's stratified bootstrap, of few the interval of the mean alone, by
+    Student's t over the seeds' means.
     """
     from rliable import library
 
-    point = float(function(matrix))
-    if len(matrix) == 1:
-        return point, point, point
+    if len(matrix) < LEAST_SEEDS:
+        return None
+    if matrix.shape[1] < MANY_TASKS:
+        return mean_interval(matrix.mean(axis=1)) if name == "mean" else None
     bootstrap = library.StratifiedBootstrap(matrix)
     low, high = bootstrap.conf_int(
         lambda x: np.array([function(x)]), reps=RESAMPLES, size=0.95, method="percentile"
     )
-    return point, float(low[0]), float(high[0])
+    return float(low[0]), float(high[0])

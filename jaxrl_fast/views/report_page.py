@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from jaxrl_fast.envs.episode_metrics import METRIC, mean_of_finite
+from jaxrl_fast.numerics.intervals import LEAST_SEEDS, mean_interval
 from jaxrl_fast.settings.schema import by_dotted_key, command_line, named_again, run_keys, written
 from jaxrl_fast.system import replace_file
-from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
+from jaxrl_fast.training.episodes import interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED, MEMBERS, read_members
 from jaxrl_fast.training.run_folder import (
@@ -174,13 +175,13 @@ def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
     num_seeds = scores.returns.shape[1]
     low, high = scores.low, scores.high
     if num_seeds > 1:
-        low, high = np.array([bootstrap_interval(row) for row in scores.returns]).reshape(-1, 2).T
+        intervals = [mean_interval(row) or () for row in scores.returns]
+        low, high = np.array(intervals).reshape(-1, 2).T  # empty for two seeds
     episodes = round(len(evals.get("return", ())) / max(1, scores.returns.size))
-    what = (
-        f"95 % interval of the mean, {num_seeds} seeds"
-        if num_seeds > 1
-        else f"10 to 90 % of {episodes} episodes"
-    )
+    what = f"10 to 90 % of {episodes} episodes"
+    if num_seeds > 1:
+        several = num_seeds >= LEAST_SEEDS
+        what = f"{'95 % interval of the mean, ' if several else ''}{num_seeds} seeds"
     means = scores.returns.mean(axis=1) if scores.returns.size else np.zeros(0)
     success = 100 * scores.success if np.isfinite(scores.success).any() else np.zeros(0)
     curves = {
@@ -212,6 +213,24 @@ def means_at(scores: Scores, evals: Columns, name: str) -> np.ndarray:
     return np.array(found, float)
 
 
+def spread_of(scores: Scores) -> str:
+    """Describe the spread of the last evaluation.
+
+    Args:
+        scores: Scores of the run, with an evaluation.
+
+    Returns:
+        The interval of the mean over seeds, each of two seeds, or the spread of one's episodes.
+    """
+    last = scores.returns[-1]
+    if len(last) == 1:
+        return f"10 to 90 % of episodes: {scores.low[-1]:.1f} to {scores.high[-1]:.1f}"
+    interval = mean_interval(last)
+    if interval is None:
+        return f"seeds {' and '.join(f'{one:.1f}' for one in last)}"
+    return f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}"
+
+
 def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
     """List the figures at the top of the page.
 
@@ -225,13 +244,9 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
     found: list[tuple[str, str, str]] = []
     if scores.returns.size:
         last = scores.returns[-1]
-        low, high = bootstrap_interval(last) if len(last) > 1 else (scores.low[-1], scores.high[-1])
         iqm = f", interquartile mean {interquartile_mean(last):.1f}" if len(last) > 3 else ""
         kind = "sampled" if by_dotted_key(view.settings).get("eval.sample") else "greedy"
-        band = "95 % interval" if len(last) > 1 else "10 to 90 % of episodes:"
-        found.append(
-            (f"{kind} return", f"{last.mean():.1f}", f"{band} {low:.1f} to {high:.1f}{iqm}")
-        )
+        found.append((f"{kind} return", f"{last.mean():.1f}", f"{spread_of(scores)}{iqm}"))
         if np.isfinite(scores.success[-1]):
             found.append(("success", share(scores.success[-1]), f"of the {kind} episodes"))
     if best := view.status.get("best") or view.summary.get("best"):
