@@ -513,6 +513,22 @@ def _padded(x: Any, lead: tuple, shape: tuple, dtype: Any, xp: Any) -> Any:
     return xp.concatenate([x, xp.zeros((*lead, missing), dtype)], axis=-1) if missing else x
 
 
+def draw_allowed(mask: np.ndarray, sizes: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Draw discrete actions that a mask allows.
+
+    Args:
+        mask: Allowed values of all parts, one after another, bool ``[..., sum(sizes)]``.
+        sizes: Number of values of each part.
+        rng: Random generator.
+
+    Returns:
+        Values ``[..., parts]``, int32; 0 of a part without an allowed value.
+    """
+    ranks = np.where(mask, rng.random(np.shape(mask)), -1.0)
+    parts = np.split(ranks, np.cumsum(sizes)[:-1], axis=-1)
+    return np.stack([part.argmax(axis=-1) for part in parts], axis=-1).astype(np.int32)
+
+
 def decode(space: Space, action: Any, xp: Any) -> Any:
     """Decode actions of the policy for the environment.
 

@@ -17,6 +17,7 @@ from jaxrl_fast.spaces import (
     SpacePart,
     array_of,
     decode,
+    draw_allowed,
     is_bounded,
     layout_of,
     parts_of,
@@ -373,6 +374,23 @@ def sample(codec: ActionCodec, rng: np.random.Generator, size: int) -> np.ndarra
     return (
         codec.low + rng.random((size, *codec.shape), np.float32) * (codec.high - codec.low)
     ).astype(np.float32)
+
+
+def sample_allowed(codec: ActionCodec, rng: np.random.Generator, row: np.ndarray) -> np.ndarray:
+    """Draw one uniform action that an observation allows.
+
+    Args:
+        codec: Codec of the action space.
+        rng: Random generator.
+        row: Record of the observation, with an ``action_mask`` if actions are masked.
+
+    Returns:
+        An action ``[*shape]``.
+    """
+    if MASK not in (row.dtype.names or ()) or not (codec.sizes or codec.num_actions):
+        return sample(codec, rng, 1)[0]
+    drawn = draw_allowed(row[MASK], codec.sizes or (codec.num_actions,), rng)
+    return drawn.reshape(codec.shape)
 
 
 def _writer(space: spaces.Space, own: Space) -> WriteObs:

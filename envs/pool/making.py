@@ -23,7 +23,13 @@ from jaxrl_fast.envs.pool.batches import (
     put_actions,
     row_seeds,
 )
-from jaxrl_fast.envs.pool.codec import allocate, array_fields, place, sample, size_bytes
+from jaxrl_fast.envs.pool.codec import (
+    allocate,
+    array_fields,
+    place,
+    sample_allowed,
+    size_bytes,
+)
 from jaxrl_fast.envs.pool.parallel import make_workers
 from jaxrl_fast.envs.pool.rolling import begin_rollout, make_roll, rolled_by, rollout_fields
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
@@ -160,27 +166,31 @@ def step_cost_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
 
 
 def _median_step_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
-    actions = host_spec.act.decode(sample(host_spec.act, np.random.default_rng(0), MEASURE_STEPS))
+    rng, act = np.random.default_rng(0), host_spec.act
     row = np.zeros(host_spec.observe.shape, host_spec.observe.dtype)
-    env.reset(seed=0)
-    env.step(actions[0])  # the first step may import and compile
-    env.reset()
+
+    def reset(seed: int | None = None) -> None:
+        host_spec.observe.write(row, env.reset(seed=seed)[0])
+
+    def step() -> float:
+        """Step with an action that the last observation allows; return the seconds."""
+        action = act.decode(sample_allowed(act, rng, row)[None])[0]
+        began_s = time.perf_counter()
+        obs, _, terminated, truncated, _ = env.step(action)
+        host_spec.observe.write(row, obs)
+        if terminated or truncated:
+            reset()
+        return time.perf_counter() - began_s
+
+    reset(0)
+    step()  # the first step may import and compile
+    reset()
     took_s: list[float] = []
     end_s = time.perf_counter() + MEASURE_S
-    for first in range(0, MEASURE_STEPS, CHUNK):
-        began_s, steps = time.perf_counter(), 0
-        for action in actions[first : first + CHUNK]:
-            obs, _, terminated, truncated, _ = env.step(action)
-            host_spec.observe.write(row, obs)
-            steps += 1
-            if terminated or truncated:
-                env.reset()
-            if time.perf_counter() > end_s:
-                break
-        took_s.append((time.perf_counter() - began_s) / steps)
-        if time.perf_counter() > end_s:
-            break
-    return float(np.median(took_s))
+    while len(took_s) < MEASURE_STEPS and time.perf_counter() < end_s:
+        took_s.append(step())
+    chunks = [took_s[i : i + CHUNK] for i in range(0, len(took_s), CHUNK)]
+    return float(np.median([np.mean(chunk) for chunk in chunks]))
 
 
 def in_process(

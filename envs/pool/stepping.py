@@ -29,9 +29,10 @@ from jaxrl_fast.envs.pool.codec import (
     SpaceError,
     encode_action,
     encode_obs,
-    sample,
+    sample_allowed,
 )
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
+from jaxrl_fast.spaces import MASK
 from jaxrl_fast.system import place_of
 
 GOES_ON = "jaxrl_fast.goes_on"
@@ -266,7 +267,11 @@ def check_calls(
         first = env.reset(seed=0)
         if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], dict)):
             raise ValueError(f"{name}: {OLD_RESET}")
-        action = host_spec.act.decode(sample(host_spec.act, np.random.default_rng(0), 1))[0]
+        row = np.zeros(host_spec.observe.shape, host_spec.observe.dtype)
+        if MASK in (row.dtype.names or ()):
+            host_spec.observe.write(row, first[0])
+        drawn = sample_allowed(host_spec.act, np.random.default_rng(0), row)
+        action = host_spec.act.decode(drawn[None])[0]
         result: Any = env.step(action)
         number = len(result) if isinstance(result, tuple) else 1
         if number != 5:

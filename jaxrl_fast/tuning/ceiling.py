@@ -27,10 +27,12 @@ from jaxrl_fast.learning.run_graph import (
     rollout_shapes,
 )
 from jaxrl_fast.learning.updates import init_learned, learn_fragment
+from jaxrl_fast.networks.network import action_mask
 from jaxrl_fast.numerics.optimizers import resolve
 from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes
 from jaxrl_fast.runtime.placements import SAMPLING
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
+from jaxrl_fast.spaces import draw_allowed
 
 
 def sampling_only(env: VecEnv | HostEnv, algorithm: AnyAlgorithm) -> Graph:
@@ -87,7 +89,7 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
     """
 
     def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
-        return random_actions(env, key), carry, ()
+        return random_actions(env, key, action_mask(obs)), carry, ()
 
     def init(key: jax.Array) -> SamplerState:
         return start(env, (), key)
@@ -104,8 +106,8 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
 
 
 def host_environments_only(env: HostEnv) -> Callable[[int], None]:
-    """Return a function that steps host environments with uniform random actions, in alternating
-    groups.
+    """Return a function that steps host environments with uniform random actions that masks allow, in
+    alternating groups.
 
     Args:
         env: Host environments.
@@ -116,21 +118,32 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
     size, rng = env.num_seeds * env.num_envs // env.num_groups, np.random.default_rng(0)
     space = env.spec.action
     if not isinstance(space, Box):
+        sizes = (space.num_actions,) if isinstance(space, Discrete) else space.sizes
+        shape = (64, size, *action_shape(env.spec))
         numbers = space.num_actions if isinstance(space, Discrete) else space.sizes
-        actions = rng.integers(0, numbers, (64, size, *action_shape(env.spec)), np.int32)
+        actions = rng.integers(0, numbers, shape, np.int32)
     else:
+        sizes = ()
         actions = rng.uniform(space.low, space.high, (64, size, *space.low.shape)).astype(
             np.float32
         )
-    env.reset(list(range(env.num_seeds)))
+    started = action_mask(env.reset(list(range(env.num_seeds))))
+    masks: list[Any] = [None] * env.num_groups
+    if started is not None:
+        masks = np.split(np.asarray(started), env.num_groups)
+
+    def draw(t: int, group: int) -> np.ndarray:
+        if masks[group] is None or not sizes:
+            return actions[t % len(actions)]
+        return draw_allowed(masks[group], sizes, rng).reshape(actions.shape[1:])
 
     def run(num_steps: int) -> None:
         for t in range(num_steps + 1):
             for group in range(env.num_groups):
                 if t > 0:
-                    env.recv(group)
+                    masks[group] = action_mask(env.recv(group).obs)
                 if t < num_steps:
-                    env.send(actions[t % len(actions)], group)
+                    env.send(draw(t, group), group)
 
     return run
 
@@ -182,12 +195,13 @@ def share_of_bound(training_s: float, environments_s: float, updates_s: float) -
     return (environments_s + updates_s) / training_s
 
 
-def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:
+def random_actions(env: VecEnv, key: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """Draw uniform actions for every environment.
 
     Args:
         env: Environments.
         key: Random key.
+        mask: Allowed values of discrete actions, bool ``[E, ..., n]``; None for all.
 
     Returns:
         Actions ``[E, ...]``.
@@ -195,6 +209,11 @@ def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:
     space, shape = env.spec.action, (env.num_envs, *action_shape(env.spec))
     if not isinstance(space, Box):
         numbers = space.num_actions if isinstance(space, Discrete) else jnp.asarray(space.sizes)
+        if mask is not None:
+            sizes = (space.num_actions,) if isinstance(space, Discrete) else space.sizes
+            ranks = jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0)
+            parts = jnp.split(ranks, np.cumsum(sizes)[:-1], axis=-1)
+            return jnp.stack([jnp.argmax(part, axis=-1) for part in parts], axis=-1).reshape(shape)
         return jax.random.randint(key, shape, 0, jnp.broadcast_to(numbers, shape))
     low, high = (jnp.broadcast_to(jnp.asarray(bound), shape) for bound in (space.low, space.high))
     return jax.random.uniform(key, shape, jnp.float32, low, high)
