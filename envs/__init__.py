@@ -146,7 +146,7 @@ GYMNASIUM_NAMESAKES = {
 """brax id -> Gymnasium environment of the same name but with different physics."""
 
 
-def make(name: str, **options: Any) -> "Env":
+def make(name: str, /, **options: Any) -> "Env":
     """Make the compiled environment of a short name or a suite.
 
     Examples: ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``,
@@ -184,6 +184,7 @@ def make(name: str, **options: Any) -> "Env":
 
 def make_vec(
     name: str,
+    /,
     *,
     num_envs: int,
     num_seeds: int = 1,

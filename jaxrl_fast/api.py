@@ -93,7 +93,7 @@ STEP_RANGES = {**RANGES, "total_steps": RANGES["total_steps"]._replace(optional=
 
 
 @checks_numbers(SIZES)
-def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
+def make_env(name: str, /, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     """Make a vectorized environment.
 
     Examples: ``make_env("halfcheetah", num_envs=64)``,

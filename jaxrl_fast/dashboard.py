@@ -10,7 +10,6 @@ from typing import Any
 from jaxrl_fast.commands import cli
 from jaxrl_fast.settings.schema import ConfigError, Key
 from jaxrl_fast.training.run_folder import is_run
-from jaxrl_fast.views.dashboard_app import FoundRuns
 
 KEYS = {
     "runs": Key(str, "runs", text="folder that contains runs, also in subfolders", path=True),
@@ -44,7 +43,7 @@ def show_runs(words: Sequence[str]) -> int:
     try:
         import uvicorn
 
-        from jaxrl_fast.views.dashboard_app import make_app
+        from jaxrl_fast.views.dashboard_app import FoundRuns, make_app
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise

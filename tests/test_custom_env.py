@@ -169,9 +169,9 @@ def test_agents_that_take_turns_are_refused_in_one_line():
         jf.make_env("custom", make=Turns, num_envs=2)
 
 
-def one_line(**options) -> str:
+def one_line(name: str, **options) -> str:
     with pytest.raises(ValueError) as caught:
-        envs.make(**options)
+        envs.make(name, **options)
     message = str(caught.value)
     assert "\n" not in message
     return message

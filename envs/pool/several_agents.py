@@ -159,7 +159,7 @@ class AgentsTogether(gymnasium.Env):
 
     def close(self) -> None:
         """Close the environment."""
-        self.env.close()
+        getattr(self.env, "close", lambda: None)()
 
 
 def acting_together(make: Callable[[], Any], episode_length: int | None = None) -> AgentsTogether:

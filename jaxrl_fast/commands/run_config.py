@@ -534,6 +534,14 @@ def _check_effects(env: str, given: Layer, values: Mapping[str, Any]) -> None:
         )
 
 
+RESERVED = {
+    "num_envs": "the number of environments, num_envs=",
+    "num_seeds": "the number of seeds, num_seeds=",
+    "pool": "the section pool.*",
+}
+"""Arguments of `envs.make_vec`, which a function that makes environments may have, too."""
+
+
 def _make_run(
     env: str, algo: str, placement: str, values: dict[str, Any], others: dict[str, Any]
 ) -> Run:
@@ -545,6 +553,11 @@ def _make_run(
         }
 
     options = section("env.options.")
+    if reserved := sorted(options.keys() & RESERVED.keys()):
+        raise ConfigError(
+            f"+env.{reserved[0]}: an option of an environment cannot have this name, which is {RESERVED[reserved[0]]}: "
+            "rename the argument"
+        )
     algo_options = section("algo.")
     algo_options.pop("make")
     if REQUIRED not in algo_options.values():

@@ -202,6 +202,8 @@ def comparable(
     for either in (before, now):
         if ARGUMENTS in either:  # a function and its path are written differently
             either[ARGUMENTS] = MAKE.sub(r"make=\1", either[ARGUMENTS])
+        if f"{MADE}env" in either:
+            either[f"{MADE}env"] = either[f"{MADE}env"].rpartition(".")[2]
     return before, now
 
 
