@@ -248,9 +248,9 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
         hyper: Any,
         updates: jax.Array,
     ) -> Updated:
-        found = part.gradients(seen(state), peers, batch, key, hyper)
-        found = found._replace(grads=over(pack, found.grads))
-        return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
+        result = part.gradients(seen(state), peers, batch, key, hyper)
+        result = result._replace(grads=over(pack, result.grads))
+        return apply_gradients(part, state, result, hyper, updates, drop_nonfinite=drop_nonfinite)
 
     return Trainer(begin, end, seen, published, update)
 
@@ -310,11 +310,15 @@ def scan_joined(
 
     def gather(state: PyTree) -> tuple[dict, list]:
         leaves = jax.tree.leaves(state)
-        vectors = {dtype: jnp.stack([leaves[i] for i in own]) for dtype, own in places.items()}
+        vectors = {
+            dtype: jnp.stack([leaves[i] for i in indices]) for dtype, indices in places.items()
+        }
         return vectors, [leaf for leaf in leaves if leaf.ndim]
 
     def scatter(vectors: dict, arrays: list) -> PyTree:
-        numbers = {i: vectors[dtype][n] for dtype, own in places.items() for n, i in enumerate(own)}
+        numbers = {
+            i: vectors[dtype][n] for dtype, indices in places.items() for n, i in enumerate(indices)
+        }
         others = iter(arrays)
         return jax.tree.unflatten(
             structure, [numbers[i] if i in numbers else next(others) for i in range(len(leaves))]

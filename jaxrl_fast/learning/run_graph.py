@@ -473,7 +473,7 @@ def require_agents(algorithm: AnyAlgorithm, spec: EnvSpec) -> None:
             "algo=mappo or algo=pqn_vdn"
         )
     if spec.own_sizes and algorithm.options["share_parameters"]:
-        sizes = ", ".join(f"{seen} and {number}" for seen, number in spec.own_sizes)
+        sizes = ", ".join(f"{obs_size} and {number}" for obs_size, number in spec.own_sizes)
         raise ValueError(
             f"the agents of {spec.name} differ in observations or actions (sizes: {sizes}) and cannot share a network: "
             "write algo.share_parameters=false"

@@ -96,8 +96,8 @@ def update(
     Returns:
         The updated part.
     """
-    found = part.gradients(state.learned, peers, batch, key, hyper)
-    return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
+    result = part.gradients(state.learned, peers, batch, key, hyper)
+    return apply_gradients(part, state, result, hyper, updates, drop_nonfinite=drop_nonfinite)
 
 
 UpdatePart = Callable[..., Updated]
@@ -559,25 +559,31 @@ def run_updates(
         index, part_keys, count = xs
         batch = take(batches.data, index)
         metrics: Metrics = {}
-        found: PyTree = ()
+        sampling_priorities: PyTree = ()
         for name, part_key in zip(team, part_keys, strict=True):
-            seen = peers | {
+            all_peers = peers | {
                 other: trainers[other].learned(state) for other, state in states.items()
             }
-            given: dict[str, Any] = dict(
-                peers=seen, batch=batch, key=part_key, hyper=hyper, updates=count
+            arguments: dict[str, Any] = dict(
+                peers=all_peers, batch=batch, key=part_key, hyper=hyper, updates=count
             )
-            make, part = partial(trainers[name].update, **given), learning.parts[name]
+            make, part = partial(trainers[name].update, **arguments), learning.parts[name]
             due = (
                 make(states[name])
                 if part.every == 1
                 else step_when_due(part, make, states[name], count)
             )
-            states, own, priorities = {**states, name: due.state}, due.metrics, due.priorities
-            metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
-            found = priorities if name == learning.agent.experience.prioritized_by else found
+            states = {**states, name: due.state}
+            metrics |= {
+                metric_name(team, name, metric): value for metric, value in due.metrics.items()
+            }
+            if name == learning.agent.experience.prioritized_by:
+                sampling_priorities = due.priorities
         columns[:] = metrics
-        return states, (jnp.stack([value.astype(jnp.float32) for value in metrics.values()]), found)
+        return states, (
+            jnp.stack([value.astype(jnp.float32) for value in metrics.values()]),
+            sampling_priorities,
+        )
 
     keys = jax.vmap(lambda key: jax.random.split(key, len(team)))(jax.random.split(key, rounds))
     counts = turn * rounds + jnp.arange(rounds)
