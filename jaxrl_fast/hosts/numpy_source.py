@@ -127,8 +127,8 @@ def to_numpy(program: Split) -> ActSource:
     """
     writer, values = _Writer(), dict[int, Array]()
     tick, step = list[str](), list[str]()
-    given = list(zip(program.given, program.when, strict=True))
-    for value, when in [*given, *((value, When.ACT) for value in program.inputs[When.ACT])]:
+    inputs_ahead = list(zip(program.given, program.when, strict=True))
+    for value, when in [*inputs_ahead, *((value, When.ACT) for value in program.inputs[When.ACT])]:
         if np.dtype(value.dtype).name not in NATIVE:
             raise Unsupported(f"dtype {value.dtype}")
         name = f"s{len(tick) + len(step)}"
@@ -494,11 +494,11 @@ def to_xla(program: Split) -> bytes:
     inputs = [*of_time[When.TICK], *of_time[When.STEP], *program.inputs[When.ACT]]
 
     def function(*arrays: Any) -> list[Any]:
-        known = run_operations(
+        computed = run_operations(
             program.act, {value.number: x for value, x in zip(inputs, arrays, strict=True)}
         )
         return [
-            known[x.number] if isinstance(x, Value) else jax.numpy.asarray(x)
+            computed[x.number] if isinstance(x, Value) else jax.numpy.asarray(x)
             for x in program.outputs
         ]
 
