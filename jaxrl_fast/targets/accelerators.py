@@ -139,12 +139,12 @@ def devices_of(target: Target) -> list[jax.Device]:
     """
     if target.chip.platform == "cuda":
         text = target.chip.description
-        found = topologies.get_topology_desc(
+        topology = topologies.get_topology_desc(
             platform="cuda", target_config=text, topology=target.topology
         )
     else:
-        found = topologies.get_topology_desc(target.topology, target.chip.platform)
-    return list(found.devices)[: target.num_devices]
+        topology = topologies.get_topology_desc(target.topology, target.chip.platform)
+    return list(topology.devices)[: target.num_devices]
 
 
 FOLDER = ".venv-targets"
@@ -218,13 +218,13 @@ def compile_only(dump: Path) -> dict[str, str]:
     flags = (
         compile_here(dump)["XLA_FLAGS"] + " --xla_gpu_deviceless_cub_mode=DEVICELESS_CUB_DISABLED"
     )
-    own = {
+    variables = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "JAXRL_FAST_CACHE": "off",
         "XLA_FLAGS": flags,
     }
-    return {**os.environ, **own}
+    return {**os.environ, **variables}
 
 
 def compile_here(dump: Path) -> dict[str, str]:

@@ -74,13 +74,15 @@ def count_launches(thunks: str, metadata: str, trips: Mapping[str, float]) -> La
         while blocks and depth <= blocks[-1][0]:
             blocks.pop()
         often = blocks[-1][1] if blocks else 1.0
-        known = trips.get(names.get(number, "")) if kind == LOOP else None
+        iterations = trips.get(names.get(number, "")) if kind == LOOP else None
         if kind in (LOOP, CHOICE):
-            totals["host_syncs"] += often if known is None else 0.0
+            totals["host_syncs"] += often if iterations is None else 0.0
         elif kind not in HOST_ONLY:
             totals["graphs" if kind == GRAPH else "alone"] += often
         # The parts of a graph or a kernel are launched with it.
-        blocks.append((depth, often * (known or 1.0) if kind in (LOOP, CHOICE, SEQUENCE) else 0.0))
+        blocks.append(
+            (depth, often * (iterations or 1.0) if kind in (LOOP, CHOICE, SEQUENCE) else 0.0)
+        )
     return Launches(**totals)
 
 
@@ -100,8 +102,8 @@ def steps_of_host(thunks: str) -> Iterator[tuple[int, int, str]]:
             in_condition = line.index("c")
         elif BODY.match(line):
             in_condition = -1
-        elif in_condition < 0 and (found := LINE.match(line)):
-            yield (len(found[1]), int(found[2]), found[3])
+        elif in_condition < 0 and (match := LINE.match(line)):
+            yield (len(match[1]), int(match[2]), match[3])
 
 
 def thunk_names(metadata: str) -> dict[int, str]:
@@ -190,17 +192,18 @@ def kernels_of(text: Text, scopes: Sequence[str]) -> list[Kernel]:
     Returns:
         The kernels, each with its fragment.
     """
-    found = []
+    kernels = []
     for name, runs in text.runs.items():
-        own = [i for i in text.computations[name] if starts_something(i)]
+        launched = [i for i in text.computations[name] if starts_something(i)]
         around = {i.name: i for i in text.computations[name]}
-        named = [scope_of(i, scopes) for i in own]
+        named = [scope_of(i, scopes) for i in launched]
         usual = Counter(scope for scope in named if scope).most_common(1)
         inherited = usual[0][0] if len(set(filter(None, named))) == 1 else ""
-        found += [
-            _kernel(text, i, around, runs, s or inherited) for i, s in zip(own, named, strict=True)
+        kernels += [
+            _kernel(text, i, around, runs, s or inherited)
+            for i, s in zip(launched, named, strict=True)
         ]
-    return found
+    return kernels
 
 
 def starts_something(instruction: Instruction) -> bool:
@@ -265,8 +268,8 @@ def dims_of(shape: str) -> list[int]:
     Returns:
         The dimensions.
     """
-    found = ARRAY.search(shape)
-    return [int(n) for n in found[2].split(",") if n] if found else []
+    match = ARRAY.search(shape)
+    return [int(n) for n in match[2].split(",") if n] if match else []
 
 
 def moved_bytes(inside: Named, around: Named, kernel: Instruction) -> float:
@@ -504,14 +507,14 @@ def unordered_scatters(text: Text) -> tuple[str, ...]:
     Returns:
         Names of instructions.
     """
-    found = [
+    scatters = [
         i
         for instructions in text.computations.values()
         for i in instructions
         if i.opcode == "scatter"
     ]
     return tuple(
-        i.name for i in found if "unique_indices=true" not in i.notes and _adds(i.notes, text)
+        i.name for i in scatters if "unique_indices=true" not in i.notes and _adds(i.notes, text)
     )
 
 
@@ -551,16 +554,16 @@ def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
     Returns:
         Thunks (steps of the host) and their metadata; None if there are none, as for a TPU.
     """
-    found = sorted(folder.glob(f"module_*.{program}.{DUMP_METADATA}"))
-    if not found:
+    dumps = sorted(folder.glob(f"module_*.{program}.{DUMP_METADATA}"))
+    if not dumps:
         return None
-    stem = str(found[-1]).removesuffix(DUMP_METADATA)
+    stem = str(dumps[-1]).removesuffix(DUMP_METADATA)
     # XLA omits the first if the passes changed nothing
     after, before = (
         Path(stem + AFTER),
         Path(stem + BEFORE),
     )
-    return (after if after.exists() else before).read_text(encoding="utf-8"), found[-1].read_text(
+    return (after if after.exists() else before).read_text(encoding="utf-8"), dumps[-1].read_text(
         encoding="utf-8"
     )
 

@@ -188,8 +188,8 @@ def watch(
         if truncated[steps] or steps == limit
         else "cut"
     )
-    seen = jax.tree.map(lambda x: x[: steps + 1], made.state)
-    return Watched(seen, np.asarray(made.reward)[1 : steps + 1], end)
+    states = jax.tree.map(lambda x: x[: steps + 1], made.state)
+    return Watched(states, np.asarray(made.reward)[1 : steps + 1], end)
 
 
 def _unending(env: Env) -> Env:
