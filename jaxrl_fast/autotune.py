@@ -144,7 +144,11 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     requested = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)
     knobs = left_open(requested, options["knobs"])
     return SweepPlan(
-        requested, options["objective"], knobs, options["knobs"], options["max_num_envs"]
+        asked=requested,
+        objective=options["objective"],
+        knobs=knobs,
+        requested=options["knobs"],
+        max_num_envs=options["max_num_envs"],
     )
 
 

@@ -332,17 +332,17 @@ def _built_later(run: Run, stored: dict[str, Any]) -> Env:
 
     return Env(
         spec_from_json(stored["spec"]),
-        lambda key, params: world().reset(key, params),
-        lambda state, action, key: world().step(state, action, key),
-        lambda key: world().sample_params(key),
-        stored["shortest_episode"],
-        stored["step_s"],
-        (lambda state: _of(world().draw, state)) if stored["draws"] else None,
-        (lambda state: _of(world().success, state)) if stored["succeeds"] else None,
-        Bodies(lambda: _bodies(world()).scene(), lambda state: _bodies(world()).pose(state))
+        reset=lambda key, params: world().reset(key, params),
+        step=lambda state, action, key: world().step(state, action, key),
+        sample_params=lambda key: world().sample_params(key),
+        shortest_episode=stored["shortest_episode"],
+        step_s=stored["step_s"],
+        draw=(lambda state: _of(world().draw, state)) if stored["draws"] else None,
+        success=(lambda state: _of(world().success, state)) if stored["succeeds"] else None,
+        bodies=Bodies(lambda: _bodies(world()).scene(), lambda state: _bodies(world()).pose(state))
         if stored["has_bodies"]
         else None,
-        stored.get("steps_per_reset"),
+        steps_per_reset=stored.get("steps_per_reset"),
     )
 
 

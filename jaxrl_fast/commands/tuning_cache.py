@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,9 +115,8 @@ def make_key(run: Run, device: Device, objective: str = "training") -> FindingKe
         "jax": jax.__version__,
         "jaxrl_fast": __version__,
     }
-    return FindingKey(
-        *(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes))
-    )
+    dump = partial(json.dumps, sort_keys=True, default=str)
+    return FindingKey(machine=dump(here), work=dump(work), sizes=dump(sizes))
 
 
 def cpu_device() -> Device:

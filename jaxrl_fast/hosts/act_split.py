@@ -126,7 +126,9 @@ def split(function: Callable[..., Any], tick: Any, step: Any, act: Any) -> Split
     of_steps = [when[op.outputs[0].number] == When.STEP for op in ahead]
     fixed = [op for op, each in zip(ahead, of_steps, strict=True) if not each]
     by_step = [op for op, each in zip(ahead, of_steps, strict=True) if each]
-    return Split((fixed, by_step), acting, needed, times, inputs, outputs)
+    return Split(
+        ahead=(fixed, by_step), act=acting, given=needed, when=times, inputs=inputs, outputs=outputs
+    )
 
 
 class _Flat:
@@ -161,7 +163,9 @@ class _Flat:
             return np.asarray(value)
         of_key = Value(self.count + 1, tuple(value.shape), value.dtype)
         self.count += 1
-        self.operations.append(Operation("key", {}, [], [of_key], lambda: [value]))
+        self.operations.append(
+            Operation("key", params={}, inputs=[], outputs=[of_key], call=lambda: [value])
+        )
         return of_key
 
     def equation(self, eqn: Any, inputs: list[Input]) -> list[Input]:
@@ -186,7 +190,9 @@ class _Flat:
         ):
             return [np.asarray(result) for result in call(*inputs)]
         outputs = [self.value(var.aval) for var in eqn.outvars]
-        self.operations.append(Operation(primitive.name, params, inputs, outputs, call))
+        self.operations.append(
+            Operation(primitive.name, params=params, inputs=inputs, outputs=outputs, call=call)
+        )
         return list(outputs)
 
     def one_step(self, eqn: Any, body: jaxprs.TracedProgram, inputs: list[Input]) -> list[Input]:
@@ -206,7 +212,11 @@ class _Flat:
         result = Value(self.count + 1, shape, x.dtype)
         self.count += 1
         call = lambda array: [jnp.reshape(array, shape)]  # noqa: E731
-        self.operations.append(Operation("reshape", {"new_sizes": shape}, [x], [result], call))
+        self.operations.append(
+            Operation(
+                "reshape", params={"new_sizes": shape}, inputs=[x], outputs=[result], call=call
+            )
+        )
         return result
 
 

@@ -169,7 +169,16 @@ def _device_sample_fragment(
             done, before[0] if step.final_obs is None else arrange(step.final_obs), obs
         )
         now = (
-            Transition(before[0], action, reward, next_obs, terminated, truncated, before[1], ()),
+            Transition(
+                obs=before[0],
+                action=action,
+                reward=reward,
+                next_obs=next_obs,
+                terminated=terminated,
+                truncated=truncated,
+                first=before[1],
+                extras=(),
+            ),
             totals,
         )
         stored = jax.tree.map(lambda rows, x: rows.at[t].set(x.astype(rows.dtype)), stored, now)
@@ -210,7 +219,9 @@ def _device_sample_fragment(
         jax.block_until_ready(before)
         rollout = stored[0]._replace(extras=extras)
         steps = np.int32(env.steps() % MAX_STEPS)
-        return HostSamplerState(steps, *before, carry), {"rollout": rollout}, measure(*stored)
+        obs, first = before
+        after = HostSamplerState(steps=steps, obs=obs, first=first, carry=carry)
+        return after, {"rollout": rollout}, measure(*stored)
 
     return host_fragment(env, agent, rollout_shapes, step)
 
@@ -277,7 +288,16 @@ def host_fragment(
     def publish(private: HostSamplerState) -> Channels:
         return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
 
-    return Fragment("sample", init, step, reads, ("rollout",), publish, host=True, tags=(SAMPLING,))
+    return Fragment(
+        "sample",
+        init,
+        step,
+        reads=reads,
+        writes=("rollout",),
+        publish=publish,
+        host=True,
+        tags=(SAMPLING,),
+    )
 
 
 def env_axis(env: HostEnv) -> int:
@@ -509,10 +529,10 @@ def arrival_sample_fragment(
         obs, first, carry = jax.tree.map(
             np.array, jax.device_get((start.obs, start.first, start.carry))
         )
-        one = jax.tree.map(
+        action, decided = jax.tree.map(
             lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras)
         )
-        now = Pending(obs, first, *one)
+        now = Pending(obs=obs, first=first, action=action, extras=decided)
         recording = Recording(length, num_envs, 0)
         extras = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), rollout_shapes.extras)
         taken, calls = np.zeros(num_envs, np.int32), 0

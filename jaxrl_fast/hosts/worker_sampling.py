@@ -177,8 +177,8 @@ def plan_rollouts(
     # a single environment of a group has its own part of each value, and needs no axis
     if whole_size > 1:
         axes = environment_axes(whole, of_size(whole_size + 1), (whole_size, whole_size + 1))
-    arrangements = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
-    joined = all(one.axis is not None or not one.each_step for one in arrangements)
+    layouts = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
+    joined = all(one.axis is not None or not one.each_step for one in layouts)
     rows = env.num_envs * env.num_seeds
     sizes = {
         max(segment.rows.stop - segment.rows.start, min(whole_size, LEAST))
@@ -192,7 +192,7 @@ def plan_rollouts(
         require_apart(splits[max(splits)])
     images = any(map(is_image, jax.tree.leaves(env.spec.obs)))
     programs = {size: act_program(one, images) for size, one in splits.items()}
-    compute = jax.jit(computed_ahead(env, whole, arrangements, agent.rollout_length))
+    compute = jax.jit(computed_ahead(env, whole, layouts, agent.rollout_length))
     fields, (num_carry, num_decision, num_memory) = algorithm_fields(env, agent, rollout_shapes)
     for i, value in enumerate(jax.eval_shape(compute, *example)):
         fields[f"given{i}"] = value.shape, np.dtype(value.dtype)
@@ -201,7 +201,7 @@ def plan_rollouts(
         num_seeds=env.num_seeds,
         num_groups=env.num_groups,
         programs=programs,
-        given=arrangements,
+        given=layouts,
         entries=tuple(sorted(env.spec.obs)) if isinstance(env.spec.obs, dict) else (),
         num_carry=num_carry,
         num_decision=num_decision,
@@ -238,14 +238,14 @@ def act_program(program: Split, images: bool = False) -> ActProgram:
 
 
 def computed_ahead(
-    env: HostEnv, whole: Split, arrangements: list[Given], length: int
+    env: HostEnv, whole: Split, layouts: list[Given], length: int
 ) -> Callable[..., list[Any]]:
     """Return the function that computes what rollouts need before their first step.
 
     Args:
         env: Host environments.
         whole: Split function for the environments of a group.
-        arrangements: How its values are arranged.
+        layouts: How its values are arranged.
         length: Steps of a rollout, ``T``.
 
     Returns:
@@ -265,7 +265,7 @@ def computed_ahead(
             all_known = run_operations(by_step, arrays | drawn)
             return [
                 all_known[value.number]
-                for value, one in zip(whole.given, arrangements, strict=True)
+                for value, one in zip(whole.given, layouts, strict=True)
                 if one.each_step
             ]
 
@@ -273,39 +273,39 @@ def computed_ahead(
         drawn = iter(jax.vmap(jax.vmap(at))(calls))  # [T, G, ...]
         return [
             next(drawn) if one.each_step else arrays[value.number]
-            for value, one in zip(whole.given, arrangements, strict=True)
+            for value, one in zip(whole.given, layouts, strict=True)
         ]
 
     def compute(inputs: Channels, hyper: Any, key: Any) -> list[Any]:
         values = over_slices(env, of_seed, (0, 0, 0))(inputs, hyper, key)
         if env.num_seeds == 1:
             values = [value[None] for value in values]
-        return [arranged(env, value, one) for value, one in zip(values, arrangements, strict=True)]
+        return [arranged(env, value, one) for value, one in zip(values, layouts, strict=True)]
 
     return compute
 
 
-def arranged(env: HostEnv, value: Any, arrangement: Given) -> Any:
+def arranged(env: HostEnv, value: Any, layout: Given) -> Any:
     """Arrange a computed value as the processes read it.
 
     Args:
         env: Host environments.
         value: Array ``[S, ...]``, of each step ``[S, T, G, ...]``, with the environments of a group
-            at ``arrangement.axis`` of the rest.
-        arrangement: How it is arranged.
+            at ``layout.axis`` of the rest.
+        layout: How it is arranged.
 
     Returns:
         The array as described by `Given`.
     """
-    if arrangement.each_step:
+    if layout.each_step:
         value = jnp.moveaxis(value, 0, 2)  # [T, G, S, ...]
-        if arrangement.axis is None:
+        if layout.axis is None:
             return value
-        value = jnp.moveaxis(value, 3 + arrangement.axis, 3)
+        value = jnp.moveaxis(value, 3 + layout.axis, 3)
         return value.reshape(value.shape[0], -1, *value.shape[4:])
-    if arrangement.axis is None:
+    if layout.axis is None:
         return value
-    value = jnp.moveaxis(value, 1 + arrangement.axis, 1)
+    value = jnp.moveaxis(value, 1 + layout.axis, 1)
     every_group = jnp.broadcast_to(value[None], (env.num_groups, *value.shape))
     return every_group.reshape(-1, *value.shape[2:])
 

@@ -168,9 +168,17 @@ def averaging_parameters(
     how: dict[str, Any] = dict(start=learning.start, init_name="learn")
     tags = tags_of(learning, team)
     learn_all = Fragment(
-        learn, init, step, reads, written, lambda p: learning.no_feedback(team, learners), **how
+        learn,
+        init,
+        step,
+        reads=reads,
+        writes=written,
+        publish=lambda p: learning.no_feedback(team, learners),
+        **how,
     )
-    average = Fragment(server, init_server, step_server, local, team, lambda p: p, **how)
+    average = Fragment(
+        server, init_server, step_server, reads=local, writes=team, publish=lambda p: p, **how
+    )
     return (
         learn_all._replace(counts=True, tags=tags, division=axes),
         average._replace(tags=(SERVER, *tags[1:])),
@@ -243,7 +251,15 @@ def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragmen
 
     reads, writes = ("batches", name, *part.reads), (channel, *back)
     fragment = Fragment(
-        channel, init, step, reads, writes, lambda p: p, learning.start, rounds=rounds, counts=True
+        channel,
+        init,
+        step,
+        reads=reads,
+        writes=writes,
+        publish=lambda p: p,
+        start=learning.start,
+        rounds=rounds,
+        counts=True,
     )
     axes = ShardingAxes(0, dict.fromkeys(writes, 0), learners, "learners")
     return fragment._replace(tags=tags_of(learning, (name,)), division=axes)
@@ -286,7 +302,15 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
     how: dict[str, Any] = dict(
         start=learning.start, rounds=rounds, counts=True, init_name="learn", tags=tags
     )
-    return Fragment(f"server_{name}", init, step, (_gradients(name),), (name,), publish, **how)
+    return Fragment(
+        f"server_{name}",
+        init,
+        step,
+        reads=(_gradients(name),),
+        writes=(name,),
+        publish=publish,
+        **how,
+    )
 
 
 def _apply_in_turns(

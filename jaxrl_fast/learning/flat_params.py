@@ -226,19 +226,24 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
             for name, x in by_network.items()
         }
 
+    def of_learned(function: Callable[[Packing, Any], Any], state: PartState) -> Learned:
+        return Learned(
+            params=over(function, state.learned.params),
+            target=over(function, state.learned.target),
+        )
+
     def begin(state: PartState) -> PartState:
-        learned = Learned(*(over(pack, networks) for networks in state.learned))
-        return PartState(learned, over(pack_moments, state.opt_state))
+        return PartState(of_learned(pack, state), over(pack_moments, state.opt_state))
 
     def end(state: PartState) -> PartState:
         likes = {name: (state.opt_state[name], like.opt_state[name]) for name in packings}
         return PartState(published(state), {**state.opt_state, **over(unpack_moments, likes)})
 
     def published(state: PartState) -> Learned:
-        return Learned(*(over(unpack, networks) for networks in state.learned))
+        return of_learned(unpack, state)
 
     def seen(state: PartState) -> Learned:
-        return Learned(*(over(shown, networks) for networks in state.learned))
+        return of_learned(shown, state)
 
     def update(
         state: PartState,

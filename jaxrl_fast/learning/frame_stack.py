@@ -246,8 +246,8 @@ def stacked_on_policy(
         lambda example: init_recent(view, num_envs, shards),
         step,
         take_tabled,
-        shards,
-        reads,
+        shards=shards,
+        reads=reads,
         state_axes=0,
     )
     return made._replace(memory_every=data.sequence_length or 1)
@@ -288,11 +288,10 @@ def values_of_stacks(
         )
 
     before = jax.tree.map(lambda x: x[0], memory)
-    return Values(
-        *jax.lax.scan(
-            one_step, before, (rollout.obs, rollout.next_obs, rollout.action, rollout.first)
-        )[1]
+    _, (now, following) = jax.lax.scan(
+        one_step, before, (rollout.obs, rollout.next_obs, rollout.action, rollout.first)
     )
+    return Values(now=now, next=following)
 
 
 def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyTree, PyTree]:

@@ -148,7 +148,13 @@ def trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
         return update(part, state, peers, batch, key, hyper, updates, drop_nonfinite=drop_nonfinite)
 
     learned = lambda state: state.learned  # noqa: E731
-    return Trainer(lambda state: state, lambda state: state, learned, learned, step)
+    return Trainer(
+        begin=lambda state: state,
+        end=lambda state: state,
+        learned=learned,
+        published=learned,
+        update=step,
+    )
 
 
 def apply_gradients(
@@ -482,7 +488,15 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
 
     name, reads, writes = named("learn", parts, team), ("batches", *outside), team + fed_back
     fragment = Fragment(
-        name, init, step, reads, writes, publish, learning.start, init_name="learn", counts=True
+        name,
+        init,
+        step,
+        reads=reads,
+        writes=writes,
+        publish=publish,
+        start=learning.start,
+        init_name="learn",
+        counts=True,
     )
     by_agents = (
         NOT_SHARDED if learning.agent.num_agents is None else divided_by_agents(learning, team)

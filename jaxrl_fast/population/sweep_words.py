@@ -122,7 +122,9 @@ def read_sweep(words: Sequence[str]) -> Sweep:
             )
     check_options(options, space, run.total_steps)
     _check_unused(values, run, space)
-    return Sweep(list(words), others, run, options, values, space)
+    return Sweep(
+        words_given=list(words), words=others, run=run, options=options, given=values, space=space
+    )
 
 
 def _check_key(word: str, name: str) -> None:

@@ -252,11 +252,11 @@ class Book:
         """Return the trials as a sampler sees them."""
         return [
             TrialOutcome(
-                t.shares,
-                t.score,
-                t.env_steps,
-                t.seconds[-1] / len(t.seeds) if t.seconds else 0.0,
-                t.status in ("finished", "diverged", "stopped"),
+                shares=t.shares,
+                score=t.score,
+                steps=t.env_steps,
+                seconds=t.seconds[-1] / len(t.seeds) if t.seconds else 0.0,
+                finished=t.status in ("finished", "diverged", "stopped"),
             )
             for t in self.trials.values()
         ]

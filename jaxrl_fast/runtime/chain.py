@@ -221,7 +221,17 @@ def _segment(
     whole, devices = lay(mesh, None, num_seeds), tuple(mesh.devices.flat)
     if not transfer.is_here(devices):
         step = transfer.passed_over(step, {c: at[c] for c in written}, whole)
-    return Segment(fragments, step, stay[0], stay[1], written, moved, whole, devices, jit)
+    return Segment(
+        fragments,
+        step,
+        stored=stay[0],
+        fresh=stay[1],
+        written=written,
+        moved=moved,
+        whole=whole,
+        devices=devices,
+        jit=jit,
+    )
 
 
 def _jit(
@@ -255,12 +265,20 @@ def _jit(
     whole = lay(mesh, None, num_seeds)
     acting = all(SAMPLING in f.tags for f in fragments)
     return Jit(
-        one_seed.__name__,
-        over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
-        (0,),
-        (private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
-        (private, {c: at[c] for c in written}, whole),
-        compiler_options(mesh, products=graph.products, acting=acting),
+        name=one_seed.__name__,
+        function=over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
+        donate=(0,),
+        in_shardings=(
+            private,
+            {c: at[c] for c in stored},
+            {c: at[c] for c in fresh},
+            whole,
+            whole,
+            None,
+            None,
+        ),
+        out_shardings=(private, {c: at[c] for c in written}, whole),
+        options=compiler_options(mesh, products=graph.products, acting=acting),
     )
 
 

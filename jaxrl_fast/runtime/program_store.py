@@ -312,11 +312,11 @@ def compile_stored(
     """
     loaded = [read(store, jit) for jit in jits]
     stored = [program for program in loaded if program is not None]
-    kept = len(stored) == len(jits)
+    all_stored = len(stored) == len(jits)
     traced, running = [], []
     pool = ThreadPoolExecutor(len(jits))
     try:
-        for jit, program in zip(jits, stored if kept else trace_all(), strict=True):
+        for jit, program in zip(jits, stored if all_stored else trace_all(), strict=True):
             traced.append(program)
             running.append(pool.submit(compile, jit, program))
     except (
@@ -328,7 +328,7 @@ def compile_stored(
     finally:
         pool.shutdown(wait=False)
     programs = [program.result() for program in running]
-    if not kept:
+    if not all_stored:
         for jit, program in zip(jits, traced, strict=True):
             write(store, jit, program)
     return programs
@@ -353,7 +353,14 @@ def compile(jit: Jit, traced: Traced) -> Loaded:
     ]
     come = None if jit.in_shardings is None else tuple(_spread(jit.in_shardings, shapes))
     leave = None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs))
-    flat = Jit(jit.name, traced.exported.call, tuple(donated), come, leave, jit.options)
+    flat = Jit(
+        name=jit.name,
+        function=traced.exported.call,
+        donate=tuple(donated),
+        in_shardings=come,
+        out_shardings=leave,
+        options=jit.options,
+    )
     return Loaded(flat.jitted().lower(*jax.tree.leaves(shapes)).compile(), traced.results, shapes)
 
 

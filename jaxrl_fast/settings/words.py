@@ -80,7 +80,7 @@ def parts_of(word: str) -> Word:
         value, several = _value(text)
     except RecursionError:
         raise ValueError from None
-    return Word(parts[1], parts[2], parts[3], value, several)
+    return Word(plus=parts[1], key=parts[2], package=parts[3], value=value, several=several)
 
 
 def _value(text: str) -> tuple[Any, tuple[str, ...] | None]:

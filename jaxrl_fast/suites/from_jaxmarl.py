@@ -229,7 +229,16 @@ def adapt(
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     sizes = own_sizes([shapes[agent].shape for agent in names], numbers)
-    spec = EnvSpec(name, obs, space, time_limit, 0, len(names), shared_reward, sizes)
+    spec = EnvSpec(
+        name,
+        obs,
+        space,
+        max_episode_steps=time_limit,
+        frame_stack=0,
+        num_agents=len(names),
+        shared_reward=shared_reward,
+        own_sizes=sizes,
+    )
     agent_spaces = _own_spaces(
         names, [shapes[agent] for agent in names], acts, masked=allowed is not None
     )

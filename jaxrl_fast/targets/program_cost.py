@@ -297,13 +297,17 @@ def _kernel(text: Text, i: Instruction, around: Named, runs: float, scope: str) 
     inside = {x.name: x for x in text.computations[fused[1]]} if fused else {i.name: i}
     model, cycles = MODEL_US.search(i.notes), CYCLES.search(i.notes)
     return Kernel(
-        i.name,
-        i.opcode,
-        scope,
-        runs,
-        sum(product_flops(x, inside if fused else around) for x in inside.values()),
-        moved_bytes(inside, around, i),
-        float(model[1]) if model else int(cycles[1]) / TPU_CYCLES_PER_US if cycles else None,
+        name=i.name,
+        opcode=i.opcode,
+        scope=scope,
+        runs=runs,
+        flops=sum(product_flops(x, inside if fused else around) for x in inside.values()),
+        moved_bytes=moved_bytes(inside, around, i),
+        model_us=float(model[1])
+        if model
+        else int(cycles[1]) / TPU_CYCLES_PER_US
+        if cycles
+        else None,
     )
 
 
@@ -413,28 +417,30 @@ def cost_of(
     total = sum(k.runs for k in kernels)
     memory, big = compiled.memory_analysis(), 2 * BIG_COPY_BYTES  # read and written
     return ProgramCost(
-        tuple(fragments),
-        group,
-        num_devices,
-        total,
-        {scope: sum(k.runs for k in kernels if k.scope == scope) for scope in (*fragments, "")},
-        {scope: by_round([k for k in kernels if k.scope == scope]) for scope in fragments},
-        sum(runs for runs, us in times if us < SHORT_US) / max(total, 1),
-        None if dumped is None else _launches(dumped, text, calls),
-        find_collectives(source, 1 / calls),
-        sum(k.runs * k.flops for k in kernels),
-        sum(k.runs * k.moved_bytes for k in kernels),
-        sum(k.runs * roofline_us(k, chip) for k in kernels),
-        tuple(sum(runs * max(us, floor) for runs, us in times) for floor in FLOORS_US),
-        program_bytes(compiled),
-        getattr(memory, "temp_size_in_bytes", None),
-        getattr(memory, "alias_size_in_bytes", None),
-        tuple(
+        fragments=tuple(fragments),
+        group=group,
+        num_devices=num_devices,
+        kernels=total,
+        kernels_of={
+            scope: sum(k.runs for k in kernels if k.scope == scope) for scope in (*fragments, "")
+        },
+        repeated={scope: by_round([k for k in kernels if k.scope == scope]) for scope in fragments},
+        short_share=sum(runs for runs, us in times if us < SHORT_US) / max(total, 1),
+        launches=None if dumped is None else _launches(dumped, text, calls),
+        collectives=find_collectives(source, 1 / calls),
+        product_flops=sum(k.runs * k.flops for k in kernels),
+        moved_bytes=sum(k.runs * k.moved_bytes for k in kernels),
+        roofline_us=sum(k.runs * roofline_us(k, chip) for k in kernels),
+        busy_us=tuple(sum(runs * max(us, floor) for runs, us in times) for floor in FLOORS_US),
+        memory_bytes=program_bytes(compiled),
+        temporary_bytes=getattr(memory, "temp_size_in_bytes", None),
+        aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
+        big_copies=tuple(
             f"{k.name} ({k.scope})"
             for k in kernels
             if k.opcode == "copy" and k.runs >= 1 and k.moved_bytes > big
         ),
-        unordered_scatters(text),
+        unordered=unordered_scatters(text),
     )
 
 
@@ -533,8 +539,12 @@ def _launches(dumped: tuple[str, str], text: Text, calls: float) -> Launches:
         if i.opcode == "while"
     ]
     trips = {loop.name: trips for loop in loops if (trips := trip_count(loop)) is not None}
-    counted = count_launches(*dumped, trips)
-    return Launches(*(calls * number for number in counted))
+    launches = count_launches(*dumped, trips)
+    return Launches(
+        graphs=calls * launches.graphs,
+        alone=calls * launches.alone,
+        host_syncs=calls * launches.host_syncs,
+    )
 
 
 AFTER, BEFORE, DUMP_METADATA = (

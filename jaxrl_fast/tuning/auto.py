@@ -156,11 +156,11 @@ def conclude(default: Run, rows: Sequence[Row]) -> Finding | None:
         return None
     row = next(row for row in rows if row.value == best)
     finding = Finding(
-        tuning_cache.sizes_of(row.run),
-        {},
-        row.effect,
-        time.strftime("on %Y-%m-%d by a short look"),
-        True,
+        learning=tuning_cache.sizes_of(row.run),
+        free={},
+        effect=row.effect,
+        found=time.strftime("on %Y-%m-%d by a short look"),
+        quick=True,
     )
     tuning_cache.remember(
         tuning_cache.make_key(default, tuning_cache.device_of(row.facts)), finding
@@ -301,7 +301,9 @@ def conclude_overlap(default: Run, rows: Sequence[Row]) -> Finding | None:
                 _placed(default, row),
                 f"{row.value} ({row.effect}): {made}",
             )
-    finding = Finding(learning, free, effect, time.strftime("on %Y-%m-%d"), True)
+    finding = Finding(
+        learning=learning, free=free, effect=effect, found=time.strftime("on %Y-%m-%d"), quick=True
+    )
     tuning_cache.remember(
         tuning_cache.make_key(default, tuning_cache.device_of(baseline.facts), OBJECTIVE), finding
     )

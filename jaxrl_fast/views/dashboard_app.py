@@ -174,8 +174,10 @@ def success_curve(evals: Columns) -> Curve:
         Success rate in per cent.
     """
     scores = scores_of(evals)
-    told = np.isfinite(scores.success)
-    return _curve(scores.env_steps[told], scores.wall_s[told], 100 * scores.success[told])
+    reported = np.isfinite(scores.success)
+    return _curve(
+        scores.env_steps[reported], scores.wall_s[reported], 100 * scores.success[reported]
+    )
 
 
 def metric_curve(name: str, evals: Columns) -> Curve:
@@ -207,8 +209,8 @@ def training_curve(metrics: Columns, name: str = "episode_return") -> Curve:
     names = ("env_steps", "wall_s", name)
     if not set(names) <= set(metrics) or not np.isfinite(metrics[name]).any():
         return _curve()
-    kept = np.isfinite(metrics[name])
-    return _curve(*thinned({name: metrics[name][kept] for name in names}).values())
+    finite = np.isfinite(metrics[name])
+    return _curve(*thinned({name: metrics[name][finite] for name in names}).values())
 
 
 def _guessed(folder: Path) -> Facts:

@@ -382,7 +382,17 @@ def _channel(
     size = None if leaves is None else sum(leaf.size_bytes for leaf in leaves)
     times = (writer.rounds if per_round else 1) / writer.every
     tick_bytes = None if size is None else size * times
-    return ChannelFacts(name, writer.name, readers, age, per_round, leaves, size, tick_bytes, None)
+    return ChannelFacts(
+        name=name,
+        writer=writer.name,
+        readers=readers,
+        age=age,
+        per_round=per_round,
+        leaves=leaves,
+        size_bytes=size,
+        tick_bytes=tick_bytes,
+        crossing_bytes=None,
+    )
 
 
 def _crossing(

@@ -98,8 +98,17 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
         cost.get("bytes accessed"),
         find_collectives(text, ticks),
     )
-    runs = tuple(map(_known, loops))
-    return ProgramFacts(flops, accessed, argument, output, alias, temp, code, runs, collectives)
+    return ProgramFacts(
+        flops=flops,
+        accessed_bytes=accessed,
+        argument_bytes=argument,
+        output_bytes=output,
+        aliased_bytes=alias,
+        temporary_bytes=temp,
+        code_bytes=code,
+        loops=tuple(map(_known, loops)),
+        collectives=collectives,
+    )
 
 
 def program_bytes(compiled: Compiled) -> int | None:
@@ -351,12 +360,12 @@ def read_instruction(line: str) -> Instruction | None:
     closes = _closing(rest, opens)
     operands = tuple(OPERAND.findall(rest[opens:closes]))
     return Instruction(
-        start[2],
-        rest[:shape_end],
-        rest[shape_end:opens].strip(),
-        operands,
-        rest[closes + 1 :],
-        bool(start[1]),
+        name=start[2],
+        shape=rest[:shape_end],
+        opcode=rest[shape_end:opens].strip(),
+        operands=operands,
+        notes=rest[closes + 1 :],
+        is_root=bool(start[1]),
     )
 
 
