@@ -226,8 +226,8 @@ def make_vec(
         import_module("jaxrl_fast.core").require_devices()
         made = make(name, **options)
     env = import_module("jaxrl_fast.envs.env")
-    seen = _seen(made, frame_stack, arguments)
-    return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
+    viewed = _seen(made, frame_stack, arguments)
+    return env.vectorize(viewed, num_envs=num_envs) if isinstance(viewed, env.Env) else viewed
 
 
 def named_suite(name: str) -> Suite:
@@ -298,15 +298,15 @@ def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
     Raises:
         ValueError: As `make`, or the environment on the host has no pictures.
     """
-    suite_name, given = resolve(name, options)
+    suite_name, arguments = resolve(name, options)
     suite = named_suite(suite_name)
-    given.pop("frame_stack", None)
+    arguments.pop("frame_stack", None)
     if suite.selected_by == "make":
-        return adapter_of(suite_name).make_to_draw(**given)
+        return adapter_of(suite_name).make_to_draw(**arguments)
     if suite.selected_by == "file" and options.get("backend") == "mujoco":
-        return adapter_of(suite_name).film(**given)
+        return adapter_of(suite_name).film(**arguments)
     if suite.is_host:
-        return adapter_of(suite_name).film(given.pop("id"), **given)
+        return adapter_of(suite_name).film(arguments.pop("id"), **arguments)
     return make(name, **options)
 
 
@@ -433,9 +433,9 @@ def _as_text(value: Any) -> str:
     return str(value) if plain else getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    lowered: dict[str, str] = {other.lower(): other for other in known}
+def _nearest(name: str, names: list[str]) -> str:
+    lowered: dict[str, str] = {other.lower(): other for other in names}
     close = [
         lowered[other] for other in get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)
     ]
-    return "nearest: " + ", ".join(close) if close else "write one of " + ", ".join(sorted(known))
+    return "nearest: " + ", ".join(close) if close else "write one of " + ", ".join(sorted(names))

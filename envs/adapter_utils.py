@@ -136,15 +136,15 @@ def layers_of(env: Any) -> list[tuple[Any, str]]:
     layers: list[tuple[Any, str]] = []
     while True:
         held = [name for name, value in getattr(env, "__dict__", {}).items() if is_steppable(value)]
-        own = (
+        attribute = (
             held[0]
             if len(held) == 1 and getattr(env, held[0]) not in [layer for layer, _ in layers]
             else ""
         )
-        layers.append((env, own))
-        if not own:
+        layers.append((env, attribute))
+        if not attribute:
             return layers
-        env = getattr(env, own)
+        env = getattr(env, attribute)
 
 
 def is_steppable(value: Any) -> bool:

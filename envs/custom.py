@@ -77,7 +77,7 @@ def make_any(
     if _is_batched(called.made):
         return _simulator(called, num_envs, num_seeds, pool)
     if _is_gymnasium(called.made) or _is_parallel(called.made):
-        given = import_module("jaxrl_fast.envs").pool_options(pool)
+        pool_values = import_module("jaxrl_fast.envs").pool_options(pool)
         host = import_module("jaxrl_fast.envs.from_gymnasium")
         again: Callable[[], Any] = partial(called.function, **called.options)
         first = called.made
@@ -93,7 +93,9 @@ def make_any(
         pictured = getattr(first, "render_mode", None) == "rgb_array" or _takes_render_mode(
             called.function
         )
-        made = host.make_custom_host(again, name=called.name, pool=given, first=first, **sizes)
+        made = host.make_custom_host(
+            again, name=called.name, pool=pool_values, first=first, **sizes
+        )
         return made._replace(draws=made.draws and pictured)
     return _compiled(called)
 
@@ -166,8 +168,8 @@ def _simulator(
         raise ValueError(f"env.make={called.name} is one simulator and has no pool: leave pool out")
 
     def again(number: int) -> Any:
-        own = {"num_envs": number} if "num_envs" in called.options else {}
-        return called.function(**called.options | own)
+        sizes = {"num_envs": number} if "num_envs" in called.options else {}
+        return called.function(**called.options | sizes)
 
     from_batched = import_module("jaxrl_fast.envs.from_batched")
     return from_batched.make_host(
@@ -228,11 +230,11 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int
         raise ValueError(
             f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only"
         )
-    given = {key: value for key, value in options.items() if key not in limits}
-    given |= {"num_envs": num_envs} if "num_envs" in _parameters(function) else {}
-    _check_takes(name, function, given)
+    arguments = {key: value for key, value in options.items() if key not in limits}
+    arguments |= {"num_envs": num_envs} if "num_envs" in _parameters(function) else {}
+    _check_takes(name, function, arguments)
     try:
-        made = relaxed(function)(**given)
+        made = relaxed(function)(**arguments)
     except (Exception, SystemExit) as error:
         raise ValueError(f"env.make={name} failed: {fault_of(error)}") from error
     if _has(made, "agent_iter", "possible_agents", "last"):
@@ -240,7 +242,13 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any], num_envs: int
             f"env.make={name} returned {type(made).__name__}, a PettingZoo environment whose agents take turns: return "
             "pettingzoo.utils.aec_to_parallel(env), or turn_based_aec_to_parallel(env) for a game of turns"
         )
-    return Called(name, function, given, made, next(iter(limits.values()), None))
+    return Called(
+        name=name,
+        function=function,
+        options=arguments,
+        made=made,
+        episode_length=next(iter(limits.values()), None),
+    )
 
 
 def _check_takes(name: str, function: Callable[..., Any], options: Iterable[str]) -> None:
@@ -286,8 +294,8 @@ def _is_gymnasium(made: Any) -> bool:
     """Check for a `gymnasium.Env` without importing Gymnasium, which is imported already if one was
     made.
     """
-    known = sys.modules.get("gymnasium")
-    return known is not None and isinstance(made, known.Env)
+    gymnasium = sys.modules.get("gymnasium")
+    return gymnasium is not None and isinstance(made, gymnasium.Env)
 
 
 def _is_parallel(made: Any) -> bool:

@@ -471,11 +471,15 @@ def no_totals(spec: EnvSpec, num_envs: int) -> EpisodeTotals:
     Returns:
         Zeros ``[E]``, ``[E, A]`` for agents with separate rewards, and ``[E, K]`` for metrics.
     """
-    own = reward_shape(spec)
-    agents = jnp.zeros((num_envs, *own), jnp.float32) if own else ()
+    shape = reward_shape(spec)
+    agents = jnp.zeros((num_envs, *shape), jnp.float32) if shape else ()
     metrics = no_metrics(spec.metrics, num_envs, jnp) if spec.metrics else ()
     return EpisodeTotals(
-        jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32), (), agents, metrics
+        returns=jnp.zeros(num_envs, jnp.float32),
+        length=jnp.zeros(num_envs, jnp.int32),
+        success=(),
+        agents=agents,
+        metrics=metrics,
     )
 
 
@@ -505,9 +509,9 @@ def _with_all(
     check_names(spec.metrics, jax.tree.map(lambda x: x[0], metrics), spec.name)
     values = jnp.stack([jnp.asarray(metrics[name], jnp.float32) for name in spec.metrics], axis=-1)
     return EpisodeTotals(
-        returns,
-        before.length + 1,
-        (),
-        agents,
-        add_metrics(spec.metrics, before.metrics, values, jnp),
+        returns=returns,
+        length=before.length + 1,
+        success=(),
+        agents=agents,
+        metrics=add_metrics(spec.metrics, before.metrics, values, jnp),
     )

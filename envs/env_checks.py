@@ -217,18 +217,18 @@ def _check_agents(name: str, spec: EnvSpec) -> None:
         raise ValueError(
             f"{name}: num_agents={spec.num_agents!r}: write a whole number of at least 1"
         )
-    own = (
+    of_agents = (
         {key: leaf for key, leaf in spec.obs.items() if key != STATE}
         if isinstance(spec.obs, dict)
         else spec.obs
     )
-    for leaf in jax.tree.leaves(own):
+    for leaf in jax.tree.leaves(of_agents):
         if leaf.shape[:1] != (spec.num_agents,):
             raise ValueError(
                 f"{name}: its spec has an observation of shape {list(leaf.shape)}: with num_agents={spec.num_agents} "
                 f"write [{spec.num_agents}, ...], one row for each agent; only '{STATE}' has no agent axis"
             )
-    out = own.get(OUT) if isinstance(own, dict) else None
+    out = of_agents.get(OUT) if isinstance(of_agents, dict) else None
     if out is not None and (out.shape != (spec.num_agents,) or out.dtype != jnp.bool_):
         raise ValueError(
             f"{name}: '{OUT}' is {out.dtype}{list(out.shape)}: write bool[{spec.num_agents}]"
@@ -245,12 +245,12 @@ def _odd_observation(spec: PyTree) -> Any:
         return next(
             (odd for odd in (*keys, *map(_odd_observation, inside)) if odd is not None), None
         )
-    known = (
+    supported = (
         isinstance(spec, jax.ShapeDtypeStruct)
         and _is_real(spec.dtype)
         and jnp.result_type(spec) == spec.dtype
     )
-    return None if known or spec is None else spec
+    return None if supported or spec is None else spec
 
 
 def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
@@ -278,14 +278,14 @@ def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
     )
 
 
-def _require_like(name: str, what: str, given: PyTree, whose: str, wanted: PyTree) -> None:
+def _require_like(name: str, what: str, actual: PyTree, whose: str, wanted: PyTree) -> None:
     def text(tree: PyTree) -> str:
         shown = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", tree)
         return str(shown).replace("'", "")
 
-    if text(given) != text(wanted):
+    if text(actual) != text(wanted):
         raise ValueError(
-            f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree"
+            f"{name}: {what} {text(actual)}, but {whose} has {text(wanted)}: shapes and dtypes must agree"
         )
 
 
@@ -414,9 +414,9 @@ def _report_on(env: Any, num_steps: int, seed: int) -> Report:
     again: Callable[[], Any] | None = env if callable(env) else None
     made = env if again is None else again()
     if not isinstance(made, Env | VecEnv | HostEnv):
-        own = env if callable(env) or isinstance(env, str) else partial(copy.deepcopy, env)
+        make = env if callable(env) or isinstance(env, str) else partial(copy.deepcopy, env)
         sizes: dict[str, Any] = dict(num_envs=1, num_seeds=1, pool={"workers": 0, "num_groups": 1})
-        again = partial(import_module("jaxrl_fast.envs.custom").make_any, make=own, **sizes)
+        again = partial(import_module("jaxrl_fast.envs.custom").make_any, make=make, **sizes)
         made = again()
     if not isinstance(made, HostEnv):
         return _report_on_env(_single(made), num_steps, seed, again)
@@ -443,13 +443,13 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
         check_start(env, name)
     except ValueError as error:
         return Report(name, (Verdict("wrong", "spec", str(error)),))
-    found = [Verdict("ok", "spec"), _judge_purity(env)]
-    if found[1].kind == "wrong":
-        return Report(name, tuple(found))
+    verdicts = [Verdict("ok", "spec"), _judge_purity(env)]
+    if verdicts[1].kind == "wrong":
+        return Report(name, tuple(verdicts))
     try:
         player = compiled_player(env)
         second = lambda: player if again is None else compiled_player(_single(again()))  # noqa: E731
-        findings = (*found, *_judge_images(env.spec), *_judge(player, second, num_steps, seed))
+        findings = (*verdicts, *_judge_images(env.spec), *_judge(player, second, num_steps, seed))
         steps_per_s, compile_s = _speed(env)
         return Report(
             name=name,
@@ -459,8 +459,8 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
             num_envs=TIMED_ENVS,
         )
     except Exception as error:
-        words = f"{NUM_ENVS} of them cannot be played: {fault_of(error)}"
-        return Report(name, (Verdict("wrong", "spec", words),))
+        message = f"{NUM_ENVS} of them cannot be played: {fault_of(error)}"
+        return Report(name, (Verdict("wrong", "spec", message),))
 
 
 def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
@@ -471,7 +471,7 @@ def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
     outside: list[str] = []
     players = [host_player(host.watched(NUM_ENVS, outside.append)) for _ in range(2)]
     try:
-        found = _judge(players[0], lambda: players[1], num_steps, seed)
+        verdicts = _judge(players[0], lambda: players[1], num_steps, seed)
         steps_per_s = players[0].steps_per_s()
     except RuntimeError as error:  # `PoolError`, which has the environment's traceback
         return Report(host.spec.name, (Verdict("wrong", "spec", _first_line(error)),))
@@ -481,8 +481,9 @@ def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
     space = Verdict("wrong", "space", outside[0]) if outside else Verdict("ok", "space")
     return Report(
         name=host.spec.name,
-        findings=(Verdict("ok", "spec"), *_judge_images(host.spec), *found, space),
+        findings=(Verdict("ok", "spec"), *_judge_images(host.spec), *verdicts, space),
         steps_per_s=steps_per_s,
+        compile_s=None,
         num_envs=NUM_ENVS,
     )
 
@@ -498,15 +499,15 @@ def _judge(
     starts, trace = _judge_starts(player, seed), play_episodes(player, long, seed)
     later = play_episodes(player, len(trace.steps), seed)
     other = play_episodes(second(), len(trace.steps), seed, changed=True)
-    found = [starts, *_judge_repeats(trace, later, other, second, seed)]
+    verdicts = [starts, *_judge_repeats(trace, later, other, second, seed)]
     masked = isinstance(player.spec.obs, dict) and "action_mask" in player.spec.obs
     for rule in ("finite", *(["mask"] if masked else []), "terminal"):
-        found.append(
+        verdicts.append(
             Verdict("wrong", rule, trace.faults[rule])
             if rule in trace.faults
             else Verdict("ok", rule)
         )
-    return [*found, _judge_limit(trace.ends, limit)]
+    return [*verdicts, _judge_limit(trace.ends, limit)]
 
 
 def _judge_images(spec: EnvSpec) -> list[Verdict]:
@@ -516,8 +517,10 @@ def _judge_images(spec: EnvSpec) -> list[Verdict]:
 def _judge_starts(player: Player, seed: int) -> Verdict:
     one, same, other = player.start(seed), player.start(seed), player.start(seed + 1)
     if not equal(one, same).all():
-        words = "two resets with the same seed give different observations: draw with the key only, or on the host from"
-        return Verdict("wrong", "starts", f"{words} self.np_random after super().reset(seed=seed)")
+        message = "two resets with the same seed give different observations: draw with the key only, or on the host from"
+        return Verdict(
+            "wrong", "starts", f"{message} self.np_random after super().reset(seed=seed)"
+        )
     rolled = jax.tree.map(lambda leaf: np.roll(leaf, 1, axis=0), one)
     if equal(one, other).all() and equal(one, rolled).all():
         return Verdict("note", "starts", "all seeds give the same first observation: intended?")
@@ -544,15 +547,15 @@ def _judge_repeats(
     changed, at = differences(trace, other)
     acts = Verdict("ok", "actions")
     if not changed[0]:
-        words = f"other actions gave the same observations, rewards and ends in {len(trace.steps)} steps"
-        acts = Verdict("wrong", "actions", words)
+        message = f"other actions gave the same observations, rewards and ends in {len(trace.steps)} steps"
+        acts = Verdict("wrong", "actions", message)
     again, when = differences(trace, later)
     if again.any():
-        words = (
+        message = (
             f"after other episodes, step {when} differs: something outlives an episode, such as the running statistics "
             "of a wrapper or a random generator without the seed"
         )
-        return [Verdict("wrong", "repeats", words), acts]
+        return [Verdict("wrong", "repeats", message), acts]
     if not changed[1:].any():
         return [Verdict("ok", "repeats"), Verdict("ok", "separate"), acts]
     fresh, since = differences(trace, play_episodes(second(), len(trace.steps), seed))
@@ -565,22 +568,22 @@ def _judge_repeats(
             ),
             acts,
         ]
-    words = f"step {at} differs where another environment got other actions: they share something that changes"
-    return [Verdict("ok", "repeats"), Verdict("wrong", "separate", words), acts]
+    message = f"step {at} differs where another environment got other actions: they share something that changes"
+    return [Verdict("ok", "repeats"), Verdict("wrong", "separate", message), acts]
 
 
 def _judge_limit(ends: list[tuple[int, str]], limit: int | None) -> Verdict:
     lengths = [length for length, kind in ends if kind == "terminated"]
     at, near = lengths.count(limit or 0), lengths.count((limit or 0) - 1)
     if limit is not None and limit > 1 and at >= 2 and at > 3 * near:
-        words = f"{at} episodes terminated after exactly {limit} steps, the time limit: return terminated=False there"
-        return Verdict("wrong", "limit", f"{words}; the limit itself truncates")
+        reason = f"{at} episodes terminated after exactly {limit} steps, the time limit: return terminated=False there"
+        return Verdict("wrong", "limit", f"{reason}; the limit itself truncates")
     if len(lengths) >= 4 and len(set(lengths)) == 1 and lengths[0] > 1:
-        words = f"all {len(lengths)} terminations came after exactly {lengths[0]} steps: if that is a time limit, return"
+        reason = f"all {len(lengths)} terminations came after exactly {lengths[0]} steps: if that is a time limit, return"
         return Verdict(
             "note",
             "limit",
-            f"{words} truncated there, or write it as max_episode_steps or env.episode_length",
+            f"{reason} truncated there, or write it as max_episode_steps or env.episode_length",
         )
     if not ends:
         return Verdict("note", "limit", "no episode ended")
@@ -605,25 +608,25 @@ def _judge_purity(env: Env) -> Verdict:
                 for _ in range(2)
             )
         except Exception as error:
-            words = f"{what} fails when it is traced again: {type(error).__name__}: {_first_line(error)}"
-            return Verdict("wrong", "pure", words)
+            reason = f"{what} fails when it is traced again: {type(error).__name__}: {_first_line(error)}"
+            return Verdict("wrong", "pure", reason)
         if first != again:
-            words = f"{what} computes something else each time that it is traced: it reads or writes a value outside of"
+            reason = f"{what} computes something else each time that it is traced: it reads or writes a value outside of"
             return Verdict(
                 "wrong",
                 "pure",
-                f"{words} its arguments, such as a counter or NumPy's random numbers",
+                f"{reason} its arguments, such as a counter or NumPy's random numbers",
             )
         called = next((name for name, _ in first if "callback" in name), None)
         if called is not None:
-            words = f"{what} calls Python ({called}) at every step: such calls are slow, and JAX may repeat or drop them"
-            return Verdict("note", "pure", words)
+            reason = f"{what} calls Python ({called}) at every step: such calls are slow, and JAX may repeat or drop them"
+            return Verdict("note", "pure", reason)
     return Verdict("ok", "pure")
 
 
 def _fingerprint(closed: Any) -> list[tuple[str, str]]:
     """List the operations and constants of a traced program, also of the programs in it."""
-    found, todo = [], [closed]
+    operations, todo = [], [closed]
     while todo:
         program = todo.pop()
         for x in getattr(program, "consts", ()):
@@ -632,13 +635,13 @@ def _fingerprint(closed: Any) -> list[tuple[str, str]]:
                 if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
                 else x
             )
-            found.append(("constant", str(hash(np.asarray(numbers).tobytes()))))
+            operations.append(("constant", str(hash(np.asarray(numbers).tobytes()))))
         for eqn in program.eqns:
             literals = [str(v.val) for v in eqn.invars if hasattr(v, "val")]
-            found.append((eqn.primitive.name, f"{literals} {[v.aval for v in eqn.outvars]}"))
+            operations.append((eqn.primitive.name, f"{literals} {[v.aval for v in eqn.outvars]}"))
             parts = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns"))
             todo.extend(part for part in parts if hasattr(part, "eqns"))
-    return found
+    return operations
 
 
 def _speed(env: Env) -> tuple[float, float]:

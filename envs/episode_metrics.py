@@ -34,11 +34,11 @@ class WrongMetrics(ValueError):
     """Metrics are declared that an environment does not have, or of an unknown kind."""
 
 
-def chosen(known: Mapping[str, str], wanted: Mapping[str, str] | None, name: str) -> dict[str, str]:
+def chosen(kinds: Mapping[str, str], wanted: Mapping[str, str] | None, name: str) -> dict[str, str]:
     """Select the metrics to report.
 
     Args:
-        known: Kinds of all metrics of the environment, by name.
+        kinds: Kinds of all metrics of the environment, by name.
         wanted: Kinds of the selected metrics, None for all.
         name: Name of the environment in error messages.
 
@@ -49,11 +49,11 @@ def chosen(known: Mapping[str, str], wanted: Mapping[str, str] | None, name: str
         WrongMetrics: A metric is unknown.
     """
     if wanted is None:
-        return dict(known)
+        return dict(kinds)
     check_kinds(wanted, name)
-    if strange := [metric for metric in wanted if metric not in known]:
+    if strange := [metric for metric in wanted if metric not in kinds]:
         raise WrongMetrics(
-            f"{name} has no metric '{strange[0]}': write some of {', '.join(known) or 'none'}"
+            f"{name} has no metric '{strange[0]}': write some of {', '.join(kinds) or 'none'}"
         )
     return dict(wanted)
 
@@ -81,19 +81,19 @@ def check_kinds(kinds: Any, name: str) -> None:
             )
 
 
-def check_names(kinds: Mapping[str, str], given: Any, name: str) -> None:
+def check_names(kinds: Mapping[str, str], metrics: Any, name: str) -> None:
     """Check that a step reports the declared metrics.
 
     Args:
         kinds: Kind of each metric by name.
-        given: ``Timestep.metrics`` of one environment.
+        metrics: ``Timestep.metrics`` of one environment.
         name: Name of the environment in error messages.
 
     Raises:
         WrongMetrics: Other metrics, or a metric that is no number.
     """
     check_kinds(kinds, name)
-    reported: Mapping[str, Any] = given or {}
+    reported: Mapping[str, Any] = metrics or {}
     if set(reported) != set(kinds):
         declared = {metric: kinds.get(metric, "mean") for metric in reported}
         raise WrongMetrics(
@@ -152,9 +152,8 @@ def no_metrics(kinds: Mapping[str, str], num_envs: int, xp: Any = np) -> MetricT
     Returns:
         Zeros ``[E, K]``.
     """
-    return MetricTotals(
-        *(xp.zeros((num_envs, len(kinds)), np.float32) for _ in MetricTotals._fields)
-    )
+    shape = num_envs, len(kinds)
+    return MetricTotals(total=xp.zeros(shape, np.float32), count=xp.zeros(shape, np.float32))
 
 
 def add_metrics(
@@ -172,15 +171,15 @@ def add_metrics(
         Totals after the step.
     """
     (total, count), reported = before, ~xp.isnan(values)
-    given = xp.where(reported, values, np.float32(0.0))
-    added, number = total + given, count + reported
+    counted = xp.where(reported, values, np.float32(0.0))
+    added, number = total + counted, count + reported
     if "max" in kinds.values():
-        larger = xp.where(reported & ((count <= 0.0) | (given > total)), given, total)
+        larger = xp.where(reported & ((count <= 0.0) | (counted > total)), counted, total)
         added = xp.where(_are(kinds, "max", 2), larger, added)
     if "last" in kinds.values():
         last = _are(kinds, "last", 2)
         added, number = (
-            xp.where(last, given, added),
+            xp.where(last, counted, added),
             xp.where(last, reported.astype(np.float32), number),
         )
     return MetricTotals(added, number)
@@ -198,15 +197,15 @@ def add_steps(kinds: Mapping[str, str], before: MetricTotals, values: np.ndarray
         Totals after the steps, likewise.
     """
     (total, count), reported = before, ~np.isnan(values)
-    given, number = (
+    counted, number = (
         np.where(reported, values, np.float32(0.0)),
         count + reported.sum(axis=0, dtype=np.float32),
     )
     largest = np.where(reported, values, -np.inf).max(axis=0)
     largest = np.where(count > 0.0, np.maximum(total, largest), largest)
     last, is_max = _are(kinds, "last", 1), _are(kinds, "max", 1) & (number > 0.0)
-    added = np.where(is_max, largest, total + given.sum(axis=0))
-    total = np.where(last, given[-1], added).astype(np.float32)
+    added = np.where(is_max, largest, total + counted.sum(axis=0))
+    total = np.where(last, counted[-1], added).astype(np.float32)
     return MetricTotals(total, np.where(last, reported[-1], number).astype(np.float32))
 
 
@@ -336,6 +335,6 @@ def mean_of_finite(values: Any) -> float | None:
 
 def _are(kinds: Mapping[str, str], kind: str, ndim: int) -> np.ndarray:
     """Return which metrics are of a kind, bool ``[1, ..., K]`` of ``ndim`` axes."""
-    return np.array([own == kind for own in kinds.values()], bool).reshape(
+    return np.array([declared == kind for declared in kinds.values()], bool).reshape(
         (1,) * (ndim - 1) + (-1,)
     )

@@ -46,7 +46,7 @@ def make_host(
     num_envs: int,
     num_seeds: int = 1,
     pool: PoolOptions = PoolOptions(),
-    **given: Any,
+    **values: Any,
 ) -> HostEnv:
     """Make a vectorized host environment of an Atari game: one grey frame ``[84, 84, 1]`` uint8 a
     step, unstacked.
@@ -59,7 +59,7 @@ def make_host(
         num_envs: Number of environments for each seed.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -68,7 +68,7 @@ def make_host(
         ValueError: Unknown game or option, ``pool.backend=envpool``, or a package of the extra
             ``atari`` is not installed.
     """
-    options = read_options(Options, given, f"atari {id}")
+    options = read_options(Options, values, f"atari {id}")
     pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
@@ -84,12 +84,12 @@ def make_host(
     )
 
 
-def film(id: str, **given: Any) -> FilmedHost:
+def film(id: str, **values: Any) -> FilmedHost:
     """Make one Atari game that can be drawn, as for evaluation: a whole game with its true score.
 
     Args:
         id: As in `make_host`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment and its camera.
@@ -97,7 +97,7 @@ def film(id: str, **given: Any) -> FilmedHost:
     Raises:
         ValueError: As `make_host`.
     """
-    options = read_options(Options, given, f"atari {id}")
+    options = read_options(Options, values, f"atari {id}")
     made = make_one(_whole_game(id, options, render_mode=RENDER_MODE), id)
     film = filmed(made, id, options.episode_length)
     return film._replace(step_s=options.frame_skip / FRAMES_PER_S)

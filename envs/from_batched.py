@@ -126,15 +126,15 @@ def make_host(
         return make_host(again, other, name=name, num_envs=min(number, _of(other, "num_envs")))
 
     def watched(number: int, tell: Callable[[str], None]) -> HostEnv:
-        own, outside = another(number), simulator.layout.outside
+        alone, outside = another(number), simulator.layout.outside
 
         def recv(group: int) -> HostStep:
-            step = own.recv(group)
+            step = alone.recv(group)
             for row, entry, text in [] if outside is None else outside(step.next_obs)[:1]:
                 tell(f"environment {row} observes {entry or 'a number'} {text}")
             return step
 
-        return own._replace(recv=recv)
+        return alone._replace(recv=recv)
 
     more = {
         "overlaps": False,
@@ -211,7 +211,13 @@ class _Simulator(Groups):
         self.before = obs
         self.steps += self.num_envs
         return HostStep(
-            obs, next_obs, reward.astype(np.float32), terminated, truncated, returns, lengths
+            obs=obs,
+            next_obs=next_obs,
+            reward=reward.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            episode_return=returns,
+            episode_length=lengths,
         )
 
     def close(self) -> None:
@@ -268,8 +274,8 @@ class _Simulator(Groups):
     def _start(self, seed: int) -> PyTree:
         """Start an episode in every environment; return the simulator's observations."""
         self.steps, self.sent, self.ended = 0, None, None
-        own = {"seed": seed % 2**31} if _takes(self.simulator.reset, "seed") else {}
-        return self._observed(self._call("reset", **own))
+        arguments = {"seed": seed % 2**31} if _takes(self.simulator.reset, "seed") else {}
+        return self._observed(self._call("reset", **arguments))
 
     def _call(self, name: str, *args: Any, **options: Any) -> Any:
         """Call a function of the simulator. An error has its traceback after the first line."""
@@ -308,7 +314,15 @@ class _Simulator(Groups):
         terminated, truncated = ends if len(ends) == 2 else _by_time_outs(ends[0], info)
         infos = (x for x in (info.get("final_info"), info) if isinstance(x, Mapping))
         success = next((x["success"] for x in infos if "success" in x), None)
-        outcome = SimulatorStep(_plain(obs), None, reward, terminated, truncated, False, success)
+        outcome = SimulatorStep(
+            obs=_plain(obs),
+            final_obs=None,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            began=False,
+            success=success,
+        )
         if self.resets_rows:
             return self._reset_rows(outcome)
         if self.restart is Restart.NEXT_STEP:
@@ -342,25 +356,25 @@ class _Simulator(Groups):
 
     def _final_obs(self, outcome: "SimulatorStep", info: Mapping[str, Any]) -> PyTree:
         """Return the terminal observations, or None where the simulator gives none."""
-        given = next((info[name] for name in FINAL_OBS if info.get(name) is not None), None)
+        reported = next((info[name] for name in FINAL_OBS if info.get(name) is not None), None)
         # Gymnasium's: None where no episode ended
-        if isinstance(given, np.ndarray) and given.dtype == object:
+        if isinstance(reported, np.ndarray) and reported.dtype == object:
             finals = jax.tree.map(np.array, outcome.obs)
-            for row in (i for i, one in enumerate(given) if one is not None):
-                jax.tree.map(partial(_put, row), finals, _plain(given[row]))
+            for row in (i for i, one in enumerate(reported) if one is not None):
+                jax.tree.map(partial(_put, row), finals, _plain(reported[row]))
             return finals
-        if given is None and "ends" not in self.reported and _numpy(outcome.truncated).any():
+        if reported is None and "ends" not in self.reported and _numpy(outcome.truncated).any():
             self.reported.add("ends")
             self.lines.append(
                 f"{self.title} gives no info['final_obs']: where a time limit ends an episode, the observation before "
                 "the last is used in its place"
             )
-        return None if given is None else _plain(given)
+        return None if reported is None else _plain(reported)
 
     def _rows(self, array: Any) -> np.ndarray:
         """Return the numbers of the environments that are used, ``[E]``."""
-        found = np.broadcast_to(_numpy(array), (self.made_envs, *np.shape(array)[1:]))
-        return found.reshape(len(found))[: self.num_envs]
+        rows = np.broadcast_to(_numpy(array), (self.made_envs, *np.shape(array)[1:]))
+        return rows.reshape(len(rows))[: self.num_envs]
 
     def _seen(self, obs: PyTree) -> PyTree:
         """Return read-only copies of observations, as training takes them."""
@@ -398,19 +412,19 @@ def _of(simulator: Any, name: str) -> Any:
     """Return an attribute of a simulator, or of the one inside Gymnasium's wrappers; None if there
     is none.
     """
-    own = getattr(simulator, name, None)
-    return getattr(getattr(simulator, "unwrapped", None), name, None) if own is None else own
+    value = getattr(simulator, name, None)
+    return getattr(getattr(simulator, "unwrapped", None), name, None) if value is None else value
 
 
 def _restart_of(simulator: Any) -> tuple[Restart, bool, bool]:
     """Return when episodes restart, whether rows are to be reset at once, and whether the simulator
     declares it.
     """
-    given = _of(simulator, "autoreset_mode") or (_of(simulator, "metadata") or {}).get(
+    mode = _of(simulator, "autoreset_mode") or (_of(simulator, "metadata") or {}).get(
         "autoreset_mode"
     )
     by_default = Restart.NEXT_STEP if isinstance(simulator, VectorEnv) else Restart.SAME_STEP
-    text = getattr(given, "value", given)
+    text = getattr(mode, "value", mode)
     if text is not None and text not in {one.value for one in Restart}:
         raise ValueError(
             f"autoreset_mode={text}: write one of {', '.join(one.value for one in Restart)}"
@@ -431,10 +445,11 @@ def _is_privileged(second: Any) -> bool:
 def _layout_of(simulator: Any, started: PyTree, name: str) -> Layout:
     """Return the spaces of one environment."""
     num_envs, row = _of(simulator, "num_envs"), jax.tree.map(lambda x: _numpy(x)[0], started)
-    seen, acted = _space_of(simulator, "observation_space"), _space_of(simulator, "action_space")
-    if _of(simulator, "single_observation_space") is None and _holds(seen, started):
-        seen, acted = _of_one(seen, num_envs), _of_one(acted, num_envs)
-    codec = encode_obs(seen if isinstance(seen, spaces.Space) else _unbounded(row), name)
+    obs_space = _space_of(simulator, "observation_space")
+    acted = _space_of(simulator, "action_space")
+    if _of(simulator, "single_observation_space") is None and _holds(obs_space, started):
+        obs_space, acted = _of_one(obs_space, num_envs), _of_one(acted, num_envs)
+    codec = encode_obs(obs_space if isinstance(obs_space, spaces.Space) else _unbounded(row), name)
     observed = codec.space
     _check_row(observed, row, name)
     if any(part.space["kind"] == "MultiDiscrete" for part in parts_of(observed)):
@@ -461,8 +476,8 @@ def _layout_of(simulator: Any, started: PyTree, name: str) -> Layout:
 
 def _space_of(simulator: Any, name: str) -> Any:
     """Return a space: Gymnasium's, or another library's box; None if there is none."""
-    found = (_of(simulator, key) for key in (f"single_{name}", name))
-    return next((space for space in found if _is_space(space)), None)
+    candidates = (_of(simulator, key) for key in (f"single_{name}", name))
+    return next((space for space in candidates if _is_space(space)), None)
 
 
 def _is_space(space: Any) -> bool:
@@ -486,10 +501,10 @@ def _of_one(space: Any, num_envs: int) -> Any:
         return space
     if isinstance(space, spaces.Box):
         return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)  # type: ignore[arg-type, union-attr]
-    bounds = (
+    low, high = (
         bound[0] if np.shape(bound) == space.shape else bound for bound in (space.low, space.high)
     )
-    return Bounds(space.shape[1:], *bounds)
+    return Bounds(shape=space.shape[1:], low=low, high=high)
 
 
 def _check_row(space: Space, row: PyTree, name: str) -> None:
@@ -597,12 +612,12 @@ def _like(array: Any, like: Any) -> Any:
     """Return an array in the library and on the device of another one."""
     if hasattr(like, "detach"):
         torch = import_module("torch")
-        given = (
+        tensor = (
             torch.from_dlpack(array)
             if isinstance(array, jax.Array)
             else torch.from_numpy(np.array(array))
         )
-        return given.to(like.device, torch.int64 if given.dtype == torch.int32 else given.dtype)
+        return tensor.to(like.device, torch.int64 if tensor.dtype == torch.int32 else tensor.dtype)
     return jnp.asarray(array) if isinstance(like, jax.Array) else np.asarray(array)
 
 

@@ -158,12 +158,12 @@ class Options:
     """Arguments of the environment's constructor."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a registered brax environment.
 
     Args:
         id: brax id.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -173,13 +173,13 @@ def make(id: str, **given: Any) -> Env:
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: brax's {id} does not run on this JAX: {REFUSED[id]}")
-    asked = read_options(Options, given, f"brax {id}")
-    backend, episode_length, metrics = asked.backend, asked.episode_length, asked.metrics
-    options = dict(asked.others)
+    chosen = read_options(Options, values, f"brax {id}")
+    backend, episode_length, metrics = chosen.backend, chosen.episode_length, chosen.metrics
+    options = dict(chosen.others)
     parameters = inspect.signature(_constructors()[id]).parameters.items()
-    known = {name: p.default for name, p in parameters if name not in ("backend", "kwargs")}
-    for option in set(options) & set(known):
-        check_option(f"env.{option}", options[option], known[option])
+    defaults = {name: p.default for name, p in parameters if name not in ("backend", "kwargs")}
+    for option in set(options) & set(defaults):
+        check_option(f"env.{option}", options[option], defaults[option])
     try:
         with quiet():
             physics = brax_envs.get_environment(id, backend=backend, **options)
@@ -192,7 +192,7 @@ def make(id: str, **given: Any) -> Env:
         raise
     except Exception as error:  # any error that an option causes inside brax
         message = " ".join(str(error).split())
-        hint = f"write some of {', '.join(known)}" if known else "leave them out"
+        hint = f"write some of {', '.join(defaults)}" if defaults else "leave them out"
         raise ValueError(f"brax {id} does not take these options: {message}: {hint}") from error
     if options:
         check_shapes(env, f"brax {id} with these options")
@@ -254,8 +254,8 @@ def adapt(
 
 def _kinds_of(state: PyTree) -> dict[str, str]:
     """Declare the numbers in ``state.metrics`` as means over the steps of an episode."""
-    found = getattr(state, "metrics", None)
-    named = found.items() if isinstance(found, dict) else ()
+    metrics = getattr(state, "metrics", None)
+    named = metrics.items() if isinstance(metrics, dict) else ()
     numbers = {
         name: value.dtype.kind in "fiub"
         for name, value in named
@@ -387,9 +387,9 @@ def _kind(layer: Any, name: str) -> str:
     """Return the class of a library's wrapper, or "" for a user's. Refuse what cannot be taken
     apart.
     """
-    own, library = type(layer).__name__, type(layer).__module__.split(".")[0]
-    if library in LIBRARIES and own in KNOWN:
-        return own
+    class_name, library = type(layer).__name__, type(layer).__module__.split(".")[0]
+    if library in LIBRARIES and class_name in KNOWN:
+        return class_name
     parents = [
         base.__name__
         for base in type(layer).__mro__[1:]
@@ -397,10 +397,14 @@ def _kind(layer: Any, name: str) -> str:
     ]
     parent = next((parent for parent in parents if parent in KNOWN), None)
     delegates = library in LIBRARIES and hasattr(type(layer), "__getattr__")
-    foreign = library == "gymnax" or (delegates and own != "Wrapper")
-    if parent or foreign or any(word in own.lower() for word in ("autoreset", "vmap", "timelimit")):
+    foreign = library == "gymnax" or (delegates and class_name != "Wrapper")
+    if (
+        parent
+        or foreign
+        or any(word in class_name.lower() for word in ("autoreset", "vmap", "timelimit"))
+    ):
         which = f"a subclass of brax's {parent}" if parent else "a wrapper"
-        raise ValueError(f"{name}: {own} is {which} that is not supported: {INSTEAD}")
+        raise ValueError(f"{name}: {class_name} is {which} that is not supported: {INSTEAD}")
     return ""
 
 

@@ -84,12 +84,12 @@ class Options(EnvOptions):
     """Values that override gymnax's default parameters."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a registered gymnax environment.
 
     Args:
         id: gymnax id.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -100,7 +100,7 @@ def make(id: str, **given: Any) -> Env:
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: gymnax's {id} is not supported: {REFUSED[id]}")
-    chosen = read_options(Options, given, f"gymnax {id}")
+    chosen = read_options(Options, values, f"gymnax {id}")
     options = dict(chosen.others)
     env, params = gymnax.make(id)
     check_others(f"gymnax {id}", options, vars(params))
@@ -199,8 +199,10 @@ def unwrapped(env: Any, params: Any, name: str) -> Any:
     layers = layers_of(env)
     for layer, _ in layers[:-1]:
         _check_layer(layer, name)
-    own = [index for index, (layer, _) in enumerate(layers) if hasattr(type(layer), "step_env")]
-    core = own[0] if own else len(layers) - 1
+    steppable = [
+        index for index, (layer, _) in enumerate(layers) if hasattr(type(layer), "step_env")
+    ]
+    core = steppable[0] if steppable else len(layers) - 1
     for layer, _ in layers[core:]:
         if overrides(layer, "step", "step_env") or overrides(layer, "reset", "reset_env"):
             raise ValueError(f"{name}: {type(layer).__name__} overrides step or reset: {OWN_STEP}")
@@ -237,12 +239,12 @@ def with_limit(env: Any, params: Any, episode_length: int | None) -> Any:
     Returns:
         The parameters.
     """
-    given = env.default_params if params is None else params
+    base_params = env.default_params if params is None else params
     if episode_length is None or not (
-        hasattr(given, "max_steps_in_episode") and hasattr(given, "replace")
+        hasattr(base_params, "max_steps_in_episode") and hasattr(base_params, "replace")
     ):
         return params
-    return given.replace(max_steps_in_episode=episode_length)
+    return base_params.replace(max_steps_in_episode=episode_length)
 
 
 def overrides(layer: Any, method: str, basis: str) -> bool:
@@ -266,10 +268,10 @@ def overrides(layer: Any, method: str, basis: str) -> bool:
 
 
 def _check_layer(layer: Any, name: str) -> None:
-    own = type(layer).__name__
-    if own in NORMALIZING:
+    class_name = type(layer).__name__
+    if class_name in NORMALIZING:
         raise ValueError(
-            f"{name}: {own} has statistics that a policy's files would lack: {NORMALIZING[own]} instead"
+            f"{name}: {class_name} has statistics that a policy's files would lack: {NORMALIZING[class_name]} instead"
         )
     stored = next(
         (
@@ -279,10 +281,10 @@ def _check_layer(layer: Any, name: str) -> None:
         ),
         None,
     )
-    if stored or own.startswith("GymnaxTo"):
+    if stored or class_name.startswith("GymnaxTo"):
         why = f"stores {stored} of a batch" if stored else "gives another library's interface"
         raise ValueError(
-            f"{name}: {own} {why}: return the environment inside it; jaxrl_fast makes the batch"
+            f"{name}: {class_name} {why}: return the environment inside it; jaxrl_fast makes the batch"
         )
 
 
@@ -316,12 +318,12 @@ class _Unending(Delegating):
         obs, following, reward, terminated, *_, info = self.env.step_env(key, state, action, params)
         truncated = self.truncates(following, params)
         ends = {"terminated": terminated, "truncated": truncated, "final_observation": obs}
-        given = (
+        flags = (
             (terminated, truncated)
             if self.num_values == 6
             else (jnp.logical_or(terminated, truncated),)
         )
-        return obs, following, reward, *given, {**info, **ends}
+        return obs, following, reward, *flags, {**info, **ends}
 
 
 class _Wrapped(Delegating):

@@ -35,7 +35,7 @@ def make_host(
     num_envs: int,
     num_seeds: int = 1,
     pool: PoolOptions = PoolOptions(),
-    **given: Any,
+    **values: Any,
 ) -> HostEnv:
     """Make a vectorized host environment of a PettingZoo parallel environment.
 
@@ -47,7 +47,7 @@ def make_host(
         num_envs: Number of environments for each seed.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -56,7 +56,7 @@ def make_host(
         ValueError: Unknown id or option, unsupported spaces, ``pool.backend=envpool``, or another
             number of agents.
     """
-    options = read_options(Options, given, f"pettingzoo {id}")
+    options = read_options(Options, values, f"pettingzoo {id}")
     num_agents, limit = options.num_agents, options.episode_length
     pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
@@ -74,12 +74,12 @@ def make_host(
     return host
 
 
-def film(id: str, **given: Any) -> FilmedHost:
+def film(id: str, **values: Any) -> FilmedHost:
     """Make one environment that can be drawn.
 
     Args:
         id: As in `make_host`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment and its camera.
@@ -87,7 +87,7 @@ def film(id: str, **given: Any) -> FilmedHost:
     Raises:
         ValueError: As `make_host`, or the environment has no pictures.
     """
-    options = read_options(Options, given, f"pettingzoo {id}")
+    options = read_options(Options, values, f"pettingzoo {id}")
     drawn = {**options.others, "render_mode": RENDER_MODE}
     make = partial(make_parallel, _checked(id), drawn, options.episode_length)
     return filmed(make_one(make, id), id, options.episode_length)

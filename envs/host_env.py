@@ -219,5 +219,5 @@ def as_one_group(host: HostEnv) -> HostEnv:
             else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
         )
 
-    own: dict[str, Any] = {"reset": reset, "send": send, "recv": recv, "close": lambda: None}
-    return host._replace(num_envs=rows, num_groups=1, num_seeds=1, **own)
+    functions: dict[str, Any] = {"reset": reset, "send": send, "recv": recv, "close": lambda: None}
+    return host._replace(num_envs=rows, num_groups=1, num_seeds=1, **functions)

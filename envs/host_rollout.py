@@ -110,5 +110,14 @@ def no_steps(env: HostEnv, seeds: tuple[int, ...]) -> dict[str, Any]:
     shape = (*seeds, 1, env.num_envs)
     flags, zeros, kinds = np.zeros(shape, bool), np.zeros(shape, np.float32), env.spec.metrics
     metrics = np.zeros((*shape, len(kinds)), np.float32) if kinds else ()
-    step = HostStep((), (), zeros, flags, flags, zeros, np.zeros(shape, np.int32), metrics)
+    step = HostStep(
+        obs=(),
+        next_obs=(),
+        reward=zeros,
+        terminated=flags,
+        truncated=flags,
+        episode_return=zeros,
+        episode_length=np.zeros(shape, np.int32),
+        metrics=metrics,
+    )
     return as_rollout(HostRecord((), flags, zeros, step), (), len(seeds), kinds)[1]

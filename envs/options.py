@@ -29,12 +29,12 @@ class EnvOptions:
 Declared = TypeVar("Declared")
 
 
-def read_options(kind: type[Declared], given: Mapping[str, Any], of_what: str) -> Declared:
+def read_options(kind: type[Declared], values: Mapping[str, Any], of_what: str) -> Declared:
     """Read the options of an environment.
 
     Args:
         kind: Dataclass of the suite's options. A field `OTHERS` takes those that it does not name.
-        given: Values by name.
+        values: Values by name.
         of_what: Suite and id, for messages.
 
     Returns:
@@ -44,13 +44,13 @@ def read_options(kind: type[Declared], given: Mapping[str, Any], of_what: str) -
         ValueError: An option does not exist, has another type, or is out of range.
     """
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    own = {name: value for name, value in given.items() if name in names and name != OTHERS}
-    others = {name: value for name, value in given.items() if name not in own}
+    declared = {name: value for name, value in values.items() if name in names and name != OTHERS}
+    others = {name: value for name, value in values.items() if name not in declared}
     if OTHERS in names:
-        own[OTHERS] = others
+        declared[OTHERS] = others
     elif others:
         raise unknown_option(of_what, min(others), names)
-    options = kind(**own)
+    options = kind(**declared)
     check_fields(options, "env.")
     return options
 
@@ -72,20 +72,20 @@ def unknown_option(of_what: str, option: str, options: Iterable[str]) -> ValueEr
 
 
 def check_others(
-    of_what: str, given: Mapping[str, Any], defaults: Mapping[str, Any], *, counts: bool = False
+    of_what: str, values: Mapping[str, Any], defaults: Mapping[str, Any], *, counts: bool = False
 ) -> None:
     """Check options of a suite's package by its defaults.
 
     Args:
         of_what: Suite and id, for messages.
-        given: Values by name.
+        values: Values by name.
         defaults: All options of the package with their defaults.
         counts: Whether whole numbers must be at least 1.
 
     Raises:
         ValueError: An option does not exist, or is of another kind than its default.
     """
-    for option, value in given.items():
+    for option, value in values.items():
         if option not in defaults:
             raise unknown_option(of_what, option, defaults)
         check_option(f"env.{option}", value, defaults[option])

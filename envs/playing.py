@@ -105,13 +105,21 @@ def compiled_player(env: Env) -> Player:
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, params)
         numbers = _scalars(state)
-        return state, _Seen(obs, obs, jnp.zeros((), bool), numbers, numbers)
+        return state, _Seen(
+            obs=obs, given=obs, ended=jnp.zeros((), bool), before=numbers, after=numbers
+        )
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
         after, ts = env.step(state, action, key)
         ended = ts.terminated.astype(bool) | ts.truncated.astype(bool)
-        seen = _Seen(ts.next_obs, ts.obs, ended, _scalars(state), _scalars(after))
-        return after, ts._replace(obs=seen, next_obs=seen)
+        observed = _Seen(
+            obs=ts.next_obs,
+            given=ts.obs,
+            ended=ended,
+            before=_scalars(state),
+            after=_scalars(after),
+        )
+        return after, ts._replace(obs=observed, next_obs=observed)
 
     vec = vectorize(env._replace(reset=reset, step=step), num_envs=NUM_ENVS)
     begin = jax.jit(vec.reset)
@@ -124,8 +132,8 @@ def compiled_player(env: Env) -> Player:
 
     def start(seed: int) -> Any:
         now["key"] = jax.random.key(seed)
-        now["state"], seen = begin(now["key"])
-        return jax.tree.map(np.asarray, seen.obs)
+        now["state"], observed = begin(now["key"])
+        return jax.tree.map(np.asarray, observed.obs)
 
     def play(actions: np.ndarray) -> Played:
         now["key"] = jax.random.fold_in(now["key"], 0)
@@ -144,7 +152,9 @@ def compiled_player(env: Env) -> Player:
             after=after.after,
         )
 
-    return Player(env.spec, start, play, lambda: 0.0, lambda: None)
+    return Player(
+        spec=env.spec, start=start, step=play, steps_per_s=lambda: 0.0, close=lambda: None
+    )
 
 
 def host_player(host: HostEnv) -> Player:
@@ -181,7 +191,13 @@ def host_player(host: HostEnv) -> Player:
         )
 
     speed = lambda: NUM_ENVS * (len(took_s) - 1) / max(sum(took_s), 1e-9)  # noqa: E731
-    return Player(host.spec, lambda seed: by_name(host.reset(seed)), play, speed, host.close)
+    return Player(
+        spec=host.spec,
+        start=lambda seed: by_name(host.reset(seed)),
+        step=play,
+        steps_per_s=speed,
+        close=host.close,
+    )
 
 
 def choose_actions(spec: EnvSpec, obs: Any, rng: np.random.Generator) -> np.ndarray:
@@ -215,16 +231,16 @@ def choose_actions(spec: EnvSpec, obs: Any, rng: np.random.Generator) -> np.ndar
             np.ones((*lead, sum(sizes)), np.bool_) if mask is None else np.asarray(mask, np.bool_)
         )
         chosen = {kind: np.zeros((*lead, len(sizes))) for kind in set(ACTIONS)}
-        for part, own in enumerate(np.split(allowed, np.cumsum(sizes)[:-1], axis=-1)):
+        for part, part_allowed in enumerate(np.split(allowed, np.cumsum(sizes)[:-1], axis=-1)):
             ranks: dict[str, np.ndarray] = {
-                kind: rng.random(own.shape) for kind in ("random", "extreme")
+                kind: rng.random(part_allowed.shape) for kind in ("random", "extreme")
             }
             ranks |= {
-                "lowest": -np.arange(1.0 * own.shape[-1]),
-                "highest": np.arange(1.0 * own.shape[-1]),
+                "lowest": -np.arange(1.0 * part_allowed.shape[-1]),
+                "highest": np.arange(1.0 * part_allowed.shape[-1]),
             }
             for kind, rank in ranks.items():
-                chosen[kind][..., part] = np.where(own, rank, -np.inf).argmax(-1)
+                chosen[kind][..., part] = np.where(part_allowed, rank, -np.inf).argmax(-1)
         chosen = {kind: action.reshape(shape) for kind, action in chosen.items()}
     actions = np.stack([chosen[kind][i] for i, kind in enumerate(ACTIONS)])
     return actions.astype(np.float32 if isinstance(spec.action, Box) else np.int32)
@@ -276,8 +292,8 @@ def play_episodes(
         note_faults(trace.faults, step, number)
         counts = counts & ((step.after == step.before + 1) | step.ended[:, None]).all(0)
         if (counts & (step.after == 0) & (step.before > 1) & step.ended[:, None]).any():
-            words = "a counter in the state starts again where an episode ends: an Env does not reset itself"
-            trace.faults.setdefault("terminal", f"step {number}: {words}")
+            message = "a counter in the state starts again where an episode ends: an Env does not reset itself"
+            trace.faults.setdefault("terminal", f"step {number}: {message}")
         back = equal(step.next_obs, first)
         moved = moved or not back[~step.ended].all()
         again["terminated"].extend(back[step.ended & step.terminated])
@@ -297,8 +313,8 @@ def play_episodes(
         if time.perf_counter() - begin_s > until_s:
             break
     if moved and any(len(ends) > 1 and all(ends) for ends in again.values()):
-        words = "each terminal observation equals the first one of its episode: return the observation after the action"
-        trace.faults.setdefault("terminal", words)
+        message = "each terminal observation equals the first one of its episode: return the observation after the action"
+        trace.faults.setdefault("terminal", message)
     return trace
 
 
@@ -347,5 +363,5 @@ def note_faults(faults: dict[str, str], step: Played, number: int) -> None:
             faults.setdefault("mask", f"{place(none)}: no action is allowed")
     differs = ~equal(step.given_obs, step.next_obs)
     if differs.any():
-        words = "obs differs from next_obs, though an Env does not reset itself: return the same observation as both"
-        faults.setdefault("terminal", f"{place(differs)}: {words}")
+        message = "obs differs from next_obs, though an Env does not reset itself: return the same observation as both"
+        faults.setdefault("terminal", f"{place(differs)}: {message}")

@@ -302,12 +302,12 @@ class Options:
     """A probe has no options."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a probe.
 
     Args:
         id: Name of the probe.
-        **given: Refused options.
+        **values: Refused options.
 
     Returns:
         The environment.
@@ -315,7 +315,7 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: An option was given.
     """
-    read_options(Options, given, f"probe {id}")
+    read_options(Options, values, f"probe {id}")
     return {**PROBES, **TWO_AGENTS}[id]()
 
 

@@ -106,12 +106,12 @@ class Options:
     """Reward of a car whose next cell is taken."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a traffic junction.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -119,7 +119,7 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: An option is unknown or out of range.
     """
-    options = read_options(Options, given, id)
+    options = read_options(Options, values, id)
     arrive_prob, step_cost = options.arrive_prob, options.step_cost
     collision_reward = options.collision_reward
     num_cars = IDS[id] if options.num_agents is None else options.num_agents
@@ -169,7 +169,15 @@ def reset(key: jax.Array, params: PyTree, *, num_cars: int) -> tuple[Cars, PyTre
         jnp.zeros(num_cars, bool),
         jnp.zeros((), jnp.int32),
     )
-    cars = Cars(gates[numbers % len(GATES)], route, zeros, zeros, entered, arrived, collisions)
+    cars = Cars(
+        gate=gates[numbers % len(GATES)],
+        route=route,
+        progress=zeros,
+        age=zeros,
+        entered=entered,
+        arrived=arrived,
+        collisions=collisions,
+    )
     return cars, observe(cars)
 
 

@@ -104,15 +104,15 @@ def novelty_part(networks: dict) -> Part:
     """Train the predictor; the random network has no gradient, so that it never changes."""
 
     def gradients(
-        own, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: tuple
+        learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: tuple
     ) -> GradientResult:
         def loss_fn(params: dict) -> tuple[jax.Array, dict[str, jax.Array]]:
             found = networks["predictor"].apply(params, (), batch.extras["new"], batch.first)[0]
             loss = jnp.mean((found - batch.extras["wanted"]) ** 2)
             return loss, {"novelty_loss": loss, "bonus_mean": jnp.mean(batch.extras["bonus"])}
 
-        grads, metrics = gradients_of(loss_fn, own.params["predictor"])
-        nothing = jax.tree.map(jnp.zeros_like, own.params["random"])
+        grads, metrics = gradients_of(loss_fn, learned.params["predictor"])
+        nothing = jax.tree.map(jnp.zeros_like, learned.params["random"])
         return GradientResult({"predictor": grads, "random": nothing}, metrics)
 
     return Part(

@@ -38,7 +38,7 @@ class Awr(PpoHyper):
         policy = make_network(spec.obs, size, hidden=(64, 64), out_scale=0.01)
         value = make_network(spec.obs, 1, hidden=(64, 64))
 
-        def gradients(own, peers, batch, key, hyper) -> GradientResult:
+        def gradients(learned, peers, batch, key, hyper) -> GradientResult:
             advantage = jax.nn.standardize(batch.targets["advantage"], axis=None)
             weight = jnp.minimum(jnp.exp(advantage / hyper.temperature), hyper.max_weight)
 
@@ -49,7 +49,7 @@ class Awr(PpoHyper):
                 loss = -jnp.mean(weight * log_prob)
                 return loss, {"policy_loss": loss, "weight_mean": weight.mean()}
 
-            grads, metrics = gradients_of(loss_fn, own.params["policy"])
+            grads, metrics = gradients_of(loss_fn, learned.params["policy"])
             return GradientResult({"policy": grads}, metrics)
 
         return jf.Agent(

@@ -34,6 +34,26 @@ def leave_silently(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
+_forks: list[bool] = []
+
+
+def _note_fork() -> None:
+    started = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    _forks.append(started is not None and started())
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def forked_after_jax() -> bool:
+    """Return whether this process was forked from one in which JAX had started.
+
+    Returns:
+        True if JAX cannot run here, since its threads are missing.
+    """
+    return any(_forks)
+
+
 _is_command = sys.argv[:1] == ["-m"] and any(
     option == "-m" and module.partition(".")[0] == __name__
     for option, module in pairwise(sys.orig_argv)

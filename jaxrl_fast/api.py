@@ -93,7 +93,7 @@ STEP_RANGES = {**RANGES, "total_steps": RANGES["total_steps"]._replace(optional=
 
 
 @checks_numbers(SIZES)
-def make_env(name: str, /, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
+def make_env(name: str = "", /, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     """Make a vectorized environment.
 
     Examples: ``make_env("halfcheetah", num_envs=64)``,
@@ -112,6 +112,7 @@ def make_env(name: str, /, *, num_envs: int, **options: Any) -> VecEnv | HostEnv
     Raises:
         ValueError: Unknown name or option.
     """
+    name = name or options.pop("name", "")  # also by keyword, as until 0.2.0
     env = envs.make_vec(name, num_envs=num_envs, **options)
     return env._replace(made=MadeEnv(name=name, num_envs=num_envs, options=options, result=env))
 

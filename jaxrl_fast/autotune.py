@@ -142,22 +142,28 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     make_algorithm(run)
     candidates.check_sizes(run)
     envs.resolve(run.env, dict(run.env_options))
-    asked = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)
-    knobs = left_open(asked, options["knobs"])
-    return SweepPlan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
+    requested = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)
+    knobs = left_open(requested, options["knobs"])
+    return SweepPlan(
+        asked=requested,
+        objective=options["objective"],
+        knobs=knobs,
+        requested=options["knobs"],
+        max_num_envs=options["max_num_envs"],
+    )
 
 
 def show() -> None:
     """Print all findings."""
-    known = tuning_cache.read()
+    findings = tuning_cache.read()
     columns = ("objective", "asked for", "fastest", "device, versions", "when")
     table = new_table("environment, algorithm", *columns)
-    for key, finding in known.items():
+    for key, finding in findings.items():
         table.add_row(*tuning_cache.describe(key, finding))
-    if known:
+    if findings:
         new_console().print(table)
     print(
-        f"{len(known)} findings in {tuning_cache.file() or 'no file, since JAXRL_FAST_CACHE=off'}"
+        f"{len(findings)} findings in {tuning_cache.file() or 'no file, since JAXRL_FAST_CACHE=off'}"
     )
 
 

@@ -40,9 +40,9 @@ def check_run(words: Sequence[str]) -> int:
     Returns:
         Exit code: 0, or 1 if a rule is broken.
     """
-    own = [word for word in words if word.partition("=")[0] in KEYS]
-    num_steps = cli.split_words(own, "check", KEYS)[1]["steps"]
-    run = alone(compose([word for word in words if word not in own]))
+    check_words = [word for word in words if word.partition("=")[0] in KEYS]
+    num_steps = cli.split_words(check_words, "check", KEYS)[1]["steps"]
+    run = alone(compose([word for word in words if word not in check_words]))
     setup()
     print(envs.describe(run.env, run.env_options), flush=True)
     # Other environments are determined by their names, and a second one would only be compiled

@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast import forked_after_jax
+
 __version__ = "0.2.0"
 
 PyTree = Any
@@ -407,6 +409,23 @@ def on_every_device(tree: PyTree) -> PyTree:
 X64 = 'jaxrl_fast computes in 32 bits, and jax_enable_x64 is on: write jax.config.update("jax_enable_x64", False)'
 
 
+FORKED = (
+    "this process was forked from one in which JAX had started, and JAX does not run in it: start it with "
+    'multiprocessing.get_context("spawn")'
+)
+
+
+def require_own_jax() -> None:
+    """Check that JAX runs in this process; after a fork, its threads are missing and calls wait for
+    ever.
+
+    Raises:
+        ValueError: The process was forked after JAX had started.
+    """
+    if forked_after_jax():
+        raise ValueError(FORKED)
+
+
 NO_DEVICE = "JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver"
 
 
@@ -419,8 +438,10 @@ def require_vectorized(env: Any, *algorithms: Any) -> None:
         *algorithms: Algorithm of the caller, if it takes one.
 
     Raises:
-        ValueError: It is a single environment, or something else.
+        ValueError: It is a single environment, or something else, or JAX does not run in this
+            process.
     """
+    require_own_jax()
     vectorized = isinstance(getattr(env, "spec", None), EnvSpec) and hasattr(env, "num_envs")
     if not vectorized or not all(_is_algorithm(one) for one in algorithms):
         raise _not_an_algorithm(algorithms[0]) if vectorized else _not_vectorized(env)
@@ -495,8 +516,10 @@ def require_devices() -> None:
     """Start JAX, and check that it finds a device.
 
     Raises:
-        ValueError: There is none of the platform that was asked for.
+        ValueError: There is none of the platform that was asked for, or JAX does not run in this
+            process.
     """
+    require_own_jax()
     try:
         jax.devices()
     except (AssertionError, RuntimeError):  # JAX raises either
@@ -509,8 +532,9 @@ def require_32_bits() -> None:
     """Check that JAX computes in 32 bits by default.
 
     Raises:
-        ValueError: The program has set ``jax_enable_x64``.
+        ValueError: The program has set ``jax_enable_x64``, or JAX does not run in this process.
     """
+    require_own_jax()
     if jax.config.values["jax_enable_x64"]:
         raise ValueError(X64)
 

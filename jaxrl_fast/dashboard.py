@@ -83,10 +83,10 @@ def read_words(words: Sequence[str]) -> tuple[Path, int]:
     Raises:
         ConfigError: Unknown word, invalid port, or a folder that is a run.
     """
-    others, given = cli.split_words(words, "dashboard", KEYS)
+    others, options = cli.split_words(words, "dashboard", KEYS)
     if others:
         raise ConfigError(f"unknown word '{others[0]}': write runs=<folder> or port=<number>")
-    folder = Path(given["runs"])
+    folder = Path(options["runs"])
     if is_run(folder):
         raise ConfigError(
             f"runs={folder} is a run: write the folder that contains it, runs={folder.parent}"
@@ -95,7 +95,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, int]:
         raise ConfigError(
             f"runs={folder} is not a folder: write a folder that contains runs, such as runs=runs"
         )
-    return folder, given["port"]
+    return folder, options["port"]
 
 
 def listen(port: int) -> socket.socket:

@@ -43,19 +43,19 @@ def evaluate_run(words: Sequence[str]) -> int:
     Returns:
         Exit code.
     """
-    folder, given = read_words(words, "evaluate", KEYS)
+    folder, options = read_words(words, "evaluate", KEYS)
     setup()
-    run, policy = open_run(folder, settings=given["settings"])
-    policy = with_sampled_actions(policy, make_algorithm(run)) if given["sample"] else policy
+    run, policy = open_run(folder, settings=options["settings"])
+    policy = with_sampled_actions(policy, make_algorithm(run)) if options["sample"] else policy
     env = make_evaluation_envs(run)
     check_spaces(policy, env.spec, folder)
-    key = jax.random.fold_in(jax.random.key(given["seed"]), 0xE7A1)
-    played = evaluate_episodes(policy, env, key, episodes=given["episodes"], share=run.eval.share)
+    key = jax.random.fold_in(jax.random.key(options["seed"]), 0xE7A1)
+    played = evaluate_episodes(policy, env, key, episodes=options["episodes"], share=run.eval.share)
     totals = jax.device_get(played)
     returns = totals.returns
     interval = mean_interval(returns)
     print(
-        f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {given['seed']}"
+        f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {options['seed']}"
     )
     print(
         f"return  {returns.mean():.1f} ± {returns.std():.1f}"

@@ -42,8 +42,8 @@ def evaluate_for(folder: Path) -> None:
     stacked = jax.tree.map(lambda x: np.zeros((run.num_seeds, *x.shape), x.dtype), template)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     ahead = None if isinstance(env, HostEnv) else stacked
-    own = ("evaluation", run.eval.episodes, run.eval.sample, run.num_seeds)
-    store = None if keeper is None else store_of(keeper, flat_settings(run), own)
+    program_key = ("evaluation", run.eval.episodes, run.eval.sample, run.num_seeds)
+    store = None if keeper is None else store_of(keeper, flat_settings(run), program_key)
     evaluation = make_periodic_evaluation(
         env, algorithm, agent, keys, run.eval, ahead=ahead, store=store
     )

@@ -84,12 +84,14 @@ def explain_run(words: Sequence[str]) -> int:
     target, words = take_out(words, "target")
     if target not in (None, THIS):
         return explain_target(words, str(target), out)
-    asked = dataclasses.replace(run_config.compose(words), distributed="off", processes=None)
+    requested = dataclasses.replace(run_config.compose(words), distributed="off", processes=None)
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
         if target == THIS:
             os.environ.update(compile_here(Path(dump)))  # read when JAX starts, which happens later
-        asked = auto.resolve_overlap(auto.resolve(asked, may_measure=False), may_measure=False)
-        with prepare_run(asked) as (run, chosen, env, _):
+        requested = auto.resolve_overlap(
+            auto.resolve(requested, may_measure=False), may_measure=False
+        )
+        with prepare_run(requested) as (run, chosen, env, _):
             folder = Path(out or default_folder(run))
             return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
 
@@ -187,20 +189,25 @@ def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
     on = f", {machine.num_devices} {machine.chip.title}"
     title = title_of(run, placement_for(run, machine)) + on
     print(f"{title}: compiling ...", flush=True)
-    found = compile_for(run, machine, dump)
-    shapes = trace_shapes(found.graph, found.state, run_shapes(found.compiled), run.num_seeds)
-    placed, ticks = (found.graph, found.placed, found.state), found.ticks_per_chunk
+    program = compile_for(run, machine, dump)
+    shapes = trace_shapes(program.graph, program.state, run_shapes(program.compiled), run.num_seeds)
     description = describe(
-        *placed, run.num_seeds, shapes=shapes, run=found.compiled, ticks_per_chunk=ticks
+        program.graph,
+        program.placed,
+        program.state,
+        run.num_seeds,
+        shapes=shapes,
+        run=program.compiled,
+        ticks_per_chunk=program.ticks_per_chunk,
     )
-    tables = (fragment_table(description), channel_table(description), launch_table(found.costs))
-    for table in (*tables, band_table(found.costs, found.rounds, machine)):
+    tables = (fragment_table(description), channel_table(description), launch_table(program.costs))
+    for table in (*tables, band_table(program.costs, program.rounds, machine)):
         new_console().print(table)
-    print("\n".join(["", *cost_lines(found), f"compiled in {found.compile_s:.0f} s"]))
-    costs = cost_facts(found.costs, found.rounds, machine)
-    costs |= {"room": plain(found.room), "compile_s": found.compile_s}
+    print("\n".join(["", *cost_lines(program), f"compiled in {program.compile_s:.0f} s"]))
+    costs = cost_facts(program.costs, program.rounds, machine)
+    costs |= {"room": plain(program.room), "compile_s": program.compile_s}
     write_files(
-        folder, title, description, {"run": facts_of(run, found.placed.name), "target": costs}
+        folder, title, description, {"run": facts_of(run, program.placed.name), "target": costs}
     )
     return 0
 
@@ -271,13 +278,13 @@ def take_out(words: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     Raises:
         ConfigError: The key is given twice.
     """
-    given = [word for word in words if word.partition("=")[0] == name]
-    if len(given) > 1:
-        raise ConfigError(f"{' '.join(given)}: write one {'folder' if name == 'out' else name}")
-    value = str(read_word(given[0])[1]) if given else None
+    matching = [word for word in words if word.partition("=")[0] == name]
+    if len(matching) > 1:
+        raise ConfigError(f"{' '.join(matching)}: write one {'folder' if name == 'out' else name}")
+    value = str(read_word(matching[0])[1]) if matching else None
     if value is not None and name == "out":
         local_path(value, name)
-    return value, [word for word in words if word not in given]
+    return value, [word for word in words if word not in matching]
 
 
 def default_folder(run: Run) -> str:

@@ -55,12 +55,12 @@ def export_run(words: Sequence[str]) -> int:
     Returns:
         Exit code.
     """
-    folder, formats, number, own = read_words(words)
+    folder, formats, number, factory = read_words(words)
     setup()
     # An accelerator may round its products more coarsely than the check allows, and may be busy
     # training.
     jax.config.update("jax_platforms", "cpu")
-    policy = load_policy(folder, algorithm=own)
+    policy = load_policy(folder, algorithm=factory)
     if number is not None:
         policy, folder = policy.agent(number), folder / f"agent_{number}"
         folder.mkdir(exist_ok=True)
@@ -95,11 +95,13 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Facto
             an invalid agent.
         ImportError: A package that a format needs is missing.
     """
-    run, given = cli.read_words(words, "export", KEYS, settings=())
-    formats = [] if given["formats"] is None else list(dict.fromkeys(given["formats"].split(",")))
+    run, options = cli.read_words(words, "export", KEYS, settings=())
+    formats = (
+        [] if options["formats"] is None else list(dict.fromkeys(options["formats"].split(",")))
+    )
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ConfigError(
-            f"formats={given['formats']}: '{unknown[0]}' is not one of {', '.join(FORMATS)}"
+            f"formats={options['formats']}: '{unknown[0]}' is not one of {', '.join(FORMATS)}"
         )
     folder = run if (run / "policy.json").exists() else run / "policy"
     if not (folder / "policy.json").exists():
@@ -109,15 +111,15 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Facto
         raise ImportError(
             "formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax"
         )
-    return folder, formats, given["agent"], own_factory(folder, given)
+    return folder, formats, options["agent"], own_factory(folder, options)
 
 
-def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
+def own_factory(folder: Path, options: dict[str, Any]) -> Factory | None:
     """Return the factory of a policy with a user's algorithm, network or memory.
 
     Args:
         folder: Folder of the policy.
-        given: Values of `KEYS`.
+        options: Values of `KEYS`.
 
     Returns:
         The factory; None if neither is given.
@@ -125,9 +127,9 @@ def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
     Raises:
         ConfigError: The algorithm is a user's, and not named.
     """
-    make, *parts = (given[f"algo.{part}"] for part in CODE)
-    own = {name: path for name, path in zip(CODE[1:], parts, strict=True) if path is not None}
-    if make is None and not own:
+    make, *parts = (options[f"algo.{part}"] for part in CODE)
+    paths = {name: path for name, path in zip(CODE[1:], parts, strict=True) if path is not None}
+    if make is None and not paths:
         return None
     name = (
         make or json.loads((folder / "policy.json").read_text(encoding="utf-8"))["made_by"]["algo"]
@@ -135,7 +137,7 @@ def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
     factory = factory_of(name) if make else declared_named(name)
     if factory is None:  # code that a folder names is not executed
         raise ConfigError(f"{folder}: its algorithm is your own: write algo.make={name} again")
-    return partial(factory, **own)
+    return partial(factory, **paths)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -280,10 +280,10 @@ def suite_of(name: str) -> Suite | None:
     """
     if name in SUITES:
         return SUITES[name]
-    found = load("suites", name)
-    if found is not None and not isinstance(found, Suite):
-        raise PluginFailed(f"{name} is no jaxrl_fast.plugins.Suite, but {type(found).__name__}")
-    return found
+    suite = load("suites", name)
+    if suite is not None and not isinstance(suite, Suite):
+        raise PluginFailed(f"{name} is no jaxrl_fast.plugins.Suite, but {type(suite).__name__}")
+    return suite
 
 
 @cache

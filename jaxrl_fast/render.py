@@ -69,28 +69,28 @@ def render_run(words: Sequence[str]) -> int:
     Raises:
         ValueError: Invalid words, or the environment cannot be drawn.
     """
-    folder, given = read_words(words, "render", KEYS)
-    which, out = given["policy"], Path(given["out"] or folder / "policy.gif")
-    if given["out"] is not None:
+    folder, options = read_words(words, "render", KEYS)
+    which, out = options["policy"], Path(options["out"] or folder / "policy.gif")
+    if options["out"] is not None:
         check_out(out)
     offer_gl()
     setup()
     # An accelerator may be busy training, and one environment does not need it.
     jax.config.update("jax_platforms", "cpu")
-    run, policy = open_run(folder, POLICIES[which], given["settings"])
+    run, policy = open_run(folder, POLICIES[which], options["settings"])
     if out.suffix == ".html":
-        write_page(run, policy, folder, out, given["seed"])
+        write_page(run, policy, folder, out, options["seed"])
         return 0
     with subject_of(run.env, run.env_options) as subject:
         check_spaces(policy, subject.spec, folder)
         print(f"{folder}: {policy.spec.name}, {policy.made_by['algo']}, {which} policy", flush=True)
-        every = max(1, round(1 / (given["fps"] * subject.step_s)))
+        every = max(1, round(1 / (options["fps"] * subject.step_s)))
         picture_s = every * subject.step_s
         content, sizes = encode(
-            pictures_of(subject, policy, given, every, picture_s), out.suffix, picture_s
+            pictures_of(subject, policy, options, every, picture_s), out.suffix, picture_s
         )
     replace_file(out, content)
-    if given["out"] is None and (folder / REPORT_FILE).is_file():
+    if options["out"] is None and (folder / REPORT_FILE).is_file():
         write_report(folder)  # which shows the picture
     size = f"{len(sizes)} pictures of {sizes[0][1]} × {sizes[0][0]}"
     print(f"{out}: {size}, {len(sizes) * picture_s:.1f} s, {len(content) / 1000:,.0f} kB")
@@ -98,26 +98,26 @@ def render_run(words: Sequence[str]) -> int:
 
 
 def pictures_of(
-    subject: Subject, policy: Policy, given: dict[str, Any], every: int, picture_s: float
+    subject: Subject, policy: Policy, options: dict[str, Any], every: int, picture_s: float
 ) -> Iterator[np.ndarray]:
     """Draw all episodes, and print the result of each.
 
     Args:
         subject: Environment with a camera.
         policy: Policy.
-        given: Values of `KEYS`.
+        options: Values of `KEYS`.
         every: Steps between pictures.
         picture_s: Duration of a picture in seconds.
 
     Returns:
         Iterator over pictures, uint8 ``[H, W, 3]``.
     """
-    max_steps = max(1, round(given["seconds"] / subject.step_s))
-    for episode in range(given["episodes"]):
-        seed = (given["seed"] + episode) % (MAX_SEED + 1)
+    max_steps = max(1, round(options["seconds"] / subject.step_s))
+    for episode in range(options["episodes"]):
+        seed = (options["seed"] + episode) % (MAX_SEED + 1)
         shot: Shot | None = None
         for shot in subject.shoot(
-            policy, seed=seed, max_steps=max_steps, every=every, width=given["width"]
+            policy, seed=seed, max_steps=max_steps, every=every, width=options["width"]
         ):
             yield shot.picture
         assert shot is not None

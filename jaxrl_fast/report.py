@@ -84,8 +84,8 @@ def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
         ConfigError: No folder, a folder without a run, a repeated run, an unknown key, or an
             unsupported suffix.
     """
-    folders, given = cli.split_words(words, "report", {"out": Key(str, None, path=True)})
-    out = None if given["out"] is None else Path(given["out"])
+    folders, options = cli.split_words(words, "report", {"out": Key(str, None, path=True)})
+    out = None if options["out"] is None else Path(options["out"])
     if out is not None and out.suffix not in (".html", *FIGURES):
         raise ConfigError(f"out={out}: write a file that ends in .html, {', '.join(FIGURES)}")
     if not folders:

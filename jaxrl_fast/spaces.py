@@ -446,14 +446,15 @@ def _encode(space: Space, x: Any, xp: Any) -> Any:
         return x.astype(dtype)
     sizes, starts = sizes_of(space), np.ravel(space["start"])
     # [D, sum(sizes)]: the columns of each part
-    own = np.repeat(np.eye(len(sizes), dtype=np.int32), sizes, axis=1)
+    columns = np.repeat(np.eye(len(sizes), dtype=np.int32), sizes, axis=1)
     values = np.concatenate(
         [np.arange(size) + start for size, start in zip(sizes, starts, strict=True)]
     )
     # Not by indexing, which is a gather where the batch is symbolic, as in an exported file.
     ones = (1,) * len(lead)
     each = (
-        x.reshape((*lead, len(sizes), 1)).astype(np.int32) * own.reshape((*ones, *own.shape))
+        x.reshape((*lead, len(sizes), 1)).astype(np.int32)
+        * columns.reshape((*ones, *columns.shape))
     ).sum(axis=-2)
     return (each == values.astype(np.int32).reshape((*ones, -1))).astype(dtype)
 
@@ -474,19 +475,19 @@ def encode_agents(
     Returns:
         Arrays ``[..., A, *own]`` by name, without the global state.
     """
-    given = [part for part in parts_of(space) if part.path in values]
-    lead = lead_of(given[:1], [values[given[0].path]])
+    present = [part for part in parts_of(space) if part.path in values]
+    lead = lead_of(present[:1], [values[present[0].path]])
     arrays: dict[str, list[Any]] = {name: [] for name in shapes if name != "state"}
-    for name, own in space["spaces"].items():
+    for name, agent_space in space["spaces"].items():
         inner = {path[1:]: x for path, x in values.items() if path[0] == name}
-        seen = encode(own, inner, xp) if inner else {}
-        seen = seen if isinstance(seen, dict) else {"": seen}
+        encoded = encode(agent_space, inner, xp) if inner else {}
+        encoded = encoded if isinstance(encoded, dict) else {"": encoded}
         act = acts["spaces"][name]
         every = xp.ones((*lead, 0 if act["kind"] == "Box" else sum(sizes_of(act))), bool)
-        rows = {MASK: seen.pop(MASK, every), "out": xp.full(lead, not inner)}
+        rows = {MASK: encoded.pop(MASK, every), "out": xp.full(lead, not inner)}
         vectors = [
-            x if len(seen) == 1 else x.reshape((*lead, -1)).astype(np.float32)
-            for x in seen.values()
+            x if len(encoded) == 1 else x.reshape((*lead, -1)).astype(np.float32)
+            for x in encoded.values()
         ]
         rows |= (
             {"obs": vectors[0] if len(vectors) == 1 else xp.concatenate(vectors, axis=-1)}
@@ -545,13 +546,13 @@ def decode(space: Space, action: Any, xp: Any) -> Any:
     if space["kind"] == "Agents":
         axes = 1 + _action_axes(next(iter(space["spaces"].values())))
         each = xp.split(action, len(space["spaces"]), axis=action.ndim - axes)
-        own = [
+        actions = [
             one.reshape((*one.shape[: one.ndim - axes], *one.shape[one.ndim - axes + 1 :]))
             for one in each
         ]
         return {
             name: decode(one, x, xp)
-            for (name, one), x in zip(space["spaces"].items(), own, strict=True)
+            for (name, one), x in zip(space["spaces"].items(), actions, strict=True)
         }
     dtype = own_dtype(space)
     dtype = dtype if xp is np else np.dtype(f"{dtype.kind}{min(dtype.itemsize, 4)}")

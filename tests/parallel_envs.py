@@ -68,9 +68,6 @@ class Leaving:
     def render(self) -> np.ndarray:
         return np.full((4, 4, 3), 10 * self.steps, np.uint8)
 
-    def close(self) -> None:
-        pass
-
 
 class Pushing(Leaving):
     """`Leaving` with actions of two numbers, and the steps as the environment's state."""

@@ -151,7 +151,7 @@ COMMANDS = [
     # grammar
     ("env", "cannot read 'env': write key=value, for example env=halfcheetah"),
     ("=3", "cannot read '=3': write key=value"),
-    ("--fast", "cannot read '--fast': write key=value"),
+    ("--fast", "--fast: write fast=..."),
     ("seed=", "seed= has no value"),
     ("seed=1,2", "seed=1,2: several values start several runs: add --multirun"),
     ("--multirun seed=1,x", "seed=x: write a whole number"),

@@ -143,8 +143,6 @@ def test_help_lists_the_keys_of_a_suite_and_of_a_users_function(
     [
         ("env=cartpol", "env=cartpol is unknown"),
         ("env=cartpole algo.discount=2", "algo.discount=2"),
-        ("env=gymnasium", "env=gymnasium needs env.id"),
-        ("env=custom env.make=no_such_package.make", "cannot import no_such_package"),
     ],
 )
 def test_a_wrong_word_beside_help_is_one_line(
@@ -265,6 +263,76 @@ def test_a_job_passes_on_its_exit_status_and_our_sigterm():
     before = signal.getsignal(signal.SIGTERM)
     assert cli._run_job([sys.executable, "-c", ask]) == 143
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("words", "plain"),
+    [
+        (["--env=cartpole", "-seed=3"], ["env=cartpole", "seed=3"]),
+        (["--num-envs=8", "--algo.learning-rate=1e-3"], ["num_envs=8", "algo.learning_rate=1e-3"]),
+        (["runs/latest", "--episodes=5"], ["runs/latest", "episodes=5"]),
+        (["+env.x=-1", "env=cartpole"], ["+env.x=-1", "env=cartpole"]),
+        (["--help", "-m", "--version", "--multirun", "-h"],) * 2,
+    ],
+)
+def test_dashes_before_a_key_are_read_as_in_other_programs(words: list[str], plain: list[str]):
+    assert cli.without_dashes(words) == plain
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--env", "cartpole"], "--env: write env=cartpole"),
+        (["--total-steps", "100", "seed=1"], "--total-steps: write total_steps=100"),
+        (["--debug"], "--debug: write debug=..."),
+        (["--debug", "--seed=3"], "--debug: write debug=..."),
+    ],
+)
+def test_a_key_and_a_value_in_two_words_are_answered_in_one_line(words: list[str], line: str):
+    with pytest.raises(ConfigError) as error:
+        cli.without_dashes(words)
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "missing", "listed"),
+    [
+        (["env=custom"], "env=custom needs env.make", "env.episode_length"),
+        (["env=mjcf"], "env=mjcf needs env.file", "env.backend"),
+        (["env=gymnasium"], "env=gymnasium needs env.id", "env.wrappers"),
+        (["env=brax"], "env=brax needs env.id", "env.backend"),
+        (["env=custom", "env.make=nowhere.make"], "cannot import nowhere", "algo.learning_rate"),
+        (["algo=custom", "env=cartpole"], "algo=custom needs algo.make", "total_steps"),
+        (["algo=custom", "algo.make=nowhere.make"], "cannot import nowhere", "total_steps"),
+    ],
+)
+def test_help_lists_what_is_known_and_names_what_is_missing(
+    words: list[str], missing: str, listed: str
+):
+    text = cli.train_help(words)
+    line = next(line for line in text.splitlines() if line.startswith("missing: "))
+    assert missing in line
+    assert listed in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_help_of_a_robots_file_lists_its_options():
+    text = cli.train_help(["env=mjcf", "env.file=arm.xml"])
+    assert "missing" not in text and "env.*: options of arm.xml = mjcf" in text
+
+
+def test_the_help_of_every_command_needs_no_extra(tmp_path: Path):
+    code = f"""
+import sys
+from importlib import import_module
+for name in ("starlette", "uvicorn", "onnx", "onnxruntime", "rliable", "minari", "wandb"):
+    sys.modules[name] = None
+for name in {sorted(COMMANDS)}:
+    assert import_module(f"jaxrl_fast.{{name}}").main(["--help"]) == 0, name
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_list_of_commands_names_modules_that_exist(tmp_path: Path):

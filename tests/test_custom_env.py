@@ -10,9 +10,11 @@ import pytest
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.core import Discrete
 from jaxrl_fast.envs.env import Env, vectorize
 from jaxrl_fast.learning.rollout import start, unroll
+from jaxrl_fast.settings.schema import ConfigError
 
 MY_PACKAGE = '''
 import jax, jax.numpy as jnp
@@ -100,6 +102,25 @@ def test_an_env_is_taken_as_it_is(my_package, path):
 
 def test_options_reach_the_function(my_package):
     assert envs.make("custom", make="my_package.bandit", arms=5).shortest_episode == 5
+
+
+def test_an_option_may_have_the_name_of_an_argument():
+    received = []
+
+    def make(name: str = "", arms: int = 2) -> Env:
+        received.append(name)
+        return envs.make("probe", id="value")
+
+    assert isinstance(envs.make("custom", make=make, name="x"), Env)
+    jf.make_env("custom", make=make, name="y", num_envs=2)
+    assert jf.make_env(name="probe", id="value", num_envs=2).num_envs == 2
+    assert received == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["num_envs", "num_seeds", "pool"])
+def test_an_option_with_the_name_of_a_setting_is_refused_in_one_line(name):
+    with pytest.raises(ConfigError, match=rf"^\+env.{name}: an option of an environment cannot"):
+        compose(["env=custom", "env.make=my_package.make", f"+env.{name}=3"])
 
 
 def test_a_gymnax_style_world_runs(my_package):

@@ -1,4 +1,4 @@
-"""Actions that the project draws by itself respect masks, also while steps are measured."""
+"""Actions that the project draws respect masks, also while steps are measured."""
 
 from typing import Any
 

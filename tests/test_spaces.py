@@ -425,8 +425,9 @@ def test_a_policy_of_several_agents_takes_and_gives_dictionaries(env: str, tmp_p
     inner = {name: x for name, x in inner.items() if name != "state"}
     assert own.action_space("b").contains(policy.agent(1)(inner))
     assert set(policy({**full, "world_state": np.zeros(3)})) == set(full)
-    with pytest.raises(ValueError, match="its agents are a, b, c"):
-        policy({"nobody": 0})
+    for wrong in ({"nobody": 0}, {"world_state": np.zeros(3)}):
+        with pytest.raises(ValueError, match="its agents are a, b, c"):
+            policy(wrong)
 
 
 def specs() -> dict[str, EnvSpec]:

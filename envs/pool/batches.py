@@ -232,7 +232,14 @@ def gather(arrays: Arrays, rows: slice) -> HostStep:
     returns, lengths = facts["episode_return"], facts["episode_length"]
     metrics = () if arrays.metrics is None else facts["metrics"]
     return HostStep(
-        obs, next_obs, facts["reward"], terminated, truncated, returns, lengths, metrics
+        obs=obs,
+        next_obs=next_obs,
+        reward=facts["reward"],
+        terminated=terminated,
+        truncated=truncated,
+        episode_return=returns,
+        episode_length=lengths,
+        metrics=metrics,
     )
 
 
@@ -247,7 +254,15 @@ def just_reset(obs: np.ndarray) -> HostStep:
     """
     count = len(obs)
     nothing, no = np.zeros(count, np.float32), np.zeros(count, bool)
-    return HostStep(obs, obs, nothing, no, no, nothing, np.zeros(count, np.int32))
+    return HostStep(
+        obs=obs,
+        next_obs=obs,
+        reward=nothing,
+        terminated=no,
+        truncated=no,
+        episode_return=nothing,
+        episode_length=np.zeros(count, np.int32),
+    )
 
 
 def mark_lost(step: HostStep, part: slice, last: HostStep, last_part: slice) -> HostStep:
@@ -278,8 +293,8 @@ def mark_lost(step: HostStep, part: slice, last: HostStep, last_part: slice) -> 
 def _each(function: Callable[..., np.ndarray], *steps: HostStep) -> HostStep:
     """Apply a function to each array of a step, or to the arrays of a field in several steps."""
     parts: Any = zip(*steps, strict=True)
-    found: Any = [() if isinstance(arrays[0], tuple) else function(*arrays) for arrays in parts]
-    return HostStep._make(found)
+    fields: Any = [() if isinstance(arrays[0], tuple) else function(*arrays) for arrays in parts]
+    return HostStep._make(fields)
 
 
 def sealed(step: HostStep) -> HostStep:

@@ -148,15 +148,21 @@ def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
                 raise SpaceError(f"'{'.'.join(map(str, path))}': {error}") from error
 
     def outside_parts(rows: Any) -> list[tuple[int, str, str]]:
-        found = []
+        faults = []
         for entry, field, where, check in checks:
             if check is not None:
-                own = rows[field] if where is None else rows[field][:, where]
-                found += [(i, entry, text) for i, text in check(own)]
-        return found
+                values = rows[field] if where is None else rows[field][:, where]
+                faults += [(i, entry, text) for i, text in check(values)]
+        return faults
 
     bounded = any(check is not None for *_, check in checks)
-    return ObsCodec((), dtype, write_parts, whole, outside_parts if bounded else None)
+    return ObsCodec(
+        shape=(),
+        dtype=dtype,
+        write=write_parts,
+        space=whole,
+        outside=outside_parts if bounded else None,
+    )
 
 
 def _smallest_range(space: spaces.Box) -> dict[str, float]:
@@ -197,9 +203,9 @@ def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = (
             "spaces": [describe_obs(one, name, (*path, i)) for i, one in enumerate(space.spaces)],
         }
     if isinstance(space, spaces.Box):
-        found: Space = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
-        found |= {"array": _array_dtype(space, path)} | _smallest_range(space)
-        return with_layouts(found, path)
+        box: Space = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
+        box |= {"array": _array_dtype(space, path)} | _smallest_range(space)
+        return with_layouts(box, path)
     array = {"array": "bool"} if path[:1] == (MASK,) else {}
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
@@ -328,27 +334,33 @@ def encode_action(space: spaces.Space, name: str) -> ActionCodec:
         return _box_action(space, name)
     none = np.zeros((), np.float32)
     if isinstance(space, spaces.Discrete):
-        own: Space = {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+        described: Space = {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
         return ActionCodec(
-            (), np.dtype(np.int32), _python_numbers(int(space.start)), int(space.n), none, none, own
+            shape=(),
+            dtype=np.dtype(np.int32),
+            decode=_python_numbers(int(space.start)),
+            num_actions=int(space.n),
+            low=none,
+            high=none,
+            space=described,
         )
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        own = {"kind": type(space).__name__, "dtype": str(space.dtype)}
-        own |= (
+        described = {"kind": type(space).__name__, "dtype": str(space.dtype)}
+        described |= (
             {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
             if isinstance(space, spaces.MultiDiscrete)
             else {"shape": list(space.shape)}
         )
-        sizes = tuple(sizes_of(own))
+        sizes = tuple(sizes_of(described))
         return ActionCodec(
-            (len(sizes),),
-            np.dtype(np.int32),
-            partial(decode, own, xp=np),
-            0,
-            none,
-            none,
-            own,
-            sizes,
+            shape=(len(sizes),),
+            dtype=np.dtype(np.int32),
+            decode=partial(decode, described, xp=np),
+            num_actions=0,
+            low=none,
+            high=none,
+            space=described,
+            sizes=sizes,
         )
     raise ValueError(
         f"{name} has actions of kind {type(space).__name__}: Box, Discrete, MultiDiscrete and MultiBinary are "
@@ -393,25 +405,25 @@ def sample_allowed(codec: ActionCodec, rng: np.random.Generator, row: np.ndarray
     return drawn.reshape(codec.shape)
 
 
-def _writer(space: spaces.Space, own: Space) -> WriteObs:
+def _writer(space: spaces.Space, described: Space) -> WriteObs:
     """Return a function that writes one part into its row."""
     if isinstance(space, spaces.Box):
-        if own["array"] == "bool":
+        if described["array"] == "bool":
             return _write_flat
-        if "layout" in own:
-            return _image_writer(own["layout"], space.shape)
+        if "layout" in described:
+            return _image_writer(described["layout"], space.shape)
         return (
             _write_checked
-            if np.dtype(own["array"]) != space.dtype and own["array"] != "uint8"
+            if np.dtype(described["array"]) != space.dtype and described["array"] != "uint8"
             else _write_box
         )
     if isinstance(space, spaces.MultiBinary):
         return _write_flat
     if isinstance(space, spaces.Discrete):
         return _one_hot(int(space.n), int(space.start))
-    sizes = np.array(sizes_of(own))
+    sizes = np.array(sizes_of(described))
     firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    return _one_hots(np.shape(own["nvec"]), sizes, np.ravel(own["start"]), firsts)
+    return _one_hots(np.shape(described["nvec"]), sizes, np.ravel(described["start"]), firsts)
 
 
 def _image_writer(layout: str, shape: tuple[int, ...]) -> WriteObs:
@@ -492,20 +504,21 @@ def _one_hots(
 
 
 def _outside(
-    space: spaces.Space, own: Space
+    space: spaces.Space, described: Space
 ) -> Callable[[np.ndarray], list[tuple[int, str]]] | None:
     """Return a function that finds values outside of a space: row and text of each row with such a
     value, no NaNs.
     """
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        count, text = len(sizes_of(own)), f"none of the values of {' '.join(repr(space).split())}"
+        count = len(sizes_of(described))
+        text = f"none of the values of {' '.join(repr(space).split())}"
         return lambda rows: [(int(i), text) for i in np.flatnonzero(rows.sum(axis=1) != count)]
-    if not isinstance(space, spaces.Box) or own["array"] == "bool":
+    if not isinstance(space, spaces.Box) or described["array"] == "bool":
         return None
-    dtype = np.dtype(own["array"])
+    dtype = np.dtype(described["array"])
     low, high = space.low.astype(dtype), space.high.astype(dtype)
-    if "layout" in own:
-        low, high = (to_image(bound, own["layout"], np) for bound in (low, high))
+    if "layout" in described:
+        low, high = (to_image(bound, described["layout"], np) for bound in (low, high))
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     if (low <= limits.min).all() and (high >= limits.max).all():
         return None
@@ -514,15 +527,15 @@ def _outside(
         wrong = (rows < low) | (rows > high)
         if not wrong.any():
             return []
-        each = [np.argwhere(own)[0] for own in wrong if own.any()]
+        each = [np.argwhere(row_wrong)[0] for row_wrong in wrong if row_wrong.any()]
         bounds = [(tuple(at), low[tuple(at)], high[tuple(at)]) for at in each]
-        found = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
+        indices = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
         return [
             (
                 int(i),
                 f"{rows[i][at]:.6g} at {list(map(int, at))}, not within {least:.6g} to {most:.6g}",
             )
-            for i, (at, least, most) in zip(found, bounds, strict=True)
+            for i, (at, least, most) in zip(indices, bounds, strict=True)
         ]
 
     return find
@@ -543,9 +556,15 @@ def _box_action(space: spaces.Box, name: str) -> ActionCodec:
             f"{name} has unbounded actions ({low.min():g} to {high.max():g}): bound them with a wrapper, as "
             "gymnasium.wrappers.RescaleAction or TransformAction"
         )
-    own = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
+    described = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
     return ActionCodec(
-        space.shape, np.dtype(np.float32), partial(decode, own, xp=np), 0, low, high, own
+        shape=space.shape,
+        dtype=np.dtype(np.float32),
+        decode=partial(decode, described, xp=np),
+        num_actions=0,
+        low=low,
+        high=high,
+        space=described,
     )
 
 
@@ -562,11 +581,11 @@ def facts_dtype(num_agents: int | None, num_metrics: int = 0) -> np.dtype:
     Returns:
         An aligned record dtype.
     """
-    own = () if num_agents is None else (num_agents,)
+    shape = () if num_agents is None else (num_agents,)
     metrics = [("metrics", np.float32, (num_metrics,))] if num_metrics else []
     return np.dtype(
         [
-            ("reward", np.float32, own),
+            ("reward", np.float32, shape),
             ("episode_return", np.float32),
             ("episode_length", np.int32),
             ("terminated", bool),

@@ -155,7 +155,13 @@ class _EnvPool(Groups):
         self.steps += len(reward)
         return sealed(
             HostStep(
-                obs, next_obs, reward.astype(np.float32), terminated, truncated, totals, lengths
+                obs=obs,
+                next_obs=next_obs,
+                reward=reward.astype(np.float32),
+                terminated=terminated,
+                truncated=truncated,
+                episode_return=totals,
+                episode_length=lengths,
             )
         )
 

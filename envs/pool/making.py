@@ -225,7 +225,13 @@ def in_process(
     agents = None if host_spec.num_agents is None else pool.stepper.agents.copy
     reports: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
     reports |= dict(num_seeds=num_seeds, overlaps=False, draws=host_spec.draws)
-    rollouts = Rollouts(pool.load, pool.roll, (slice(0, num_envs),), pool.note, lambda: pool.plan)
+    rollouts = Rollouts(
+        load=pool.load,
+        roll=pool.roll,
+        parts=(slice(0, num_envs),),
+        log=pool.note,
+        plan=lambda: pool.plan,
+    )
     reports |= dict(rollouts=rollouts)
     return pool.host_env(spec, num_envs // num_seeds, lambda n: another(num_envs=n), **reports)
 
@@ -235,8 +241,8 @@ class _InProcess(Groups):
         self, host_spec: HostEnvSpec, num_envs: int, num_groups: int, num_seeds: int, reason: str
     ) -> None:
         super().__init__(f"the pool of {host_spec.name}", num_envs, num_groups, reason)
-        own = host_spec.num_agents, len(host_spec.metrics)
-        fields = array_fields(num_envs, host_spec.observe, host_spec.act, *own)
+        sizes = host_spec.num_agents, len(host_spec.metrics)
+        fields = array_fields(num_envs, host_spec.observe, host_spec.act, *sizes)
         self.arrays = place(fields, np.zeros(size_bytes(fields), np.uint8))
         self.stepper = make_stepper(host_spec, self.arrays, range(num_envs))
         self.host_spec, self.fields = host_spec, fields
@@ -372,9 +378,9 @@ class SpaceWatch(gymnasium.Wrapper):
     def _look_at(self, obs: Any) -> None:
         together = self.env.unwrapped
         if isinstance(together, AgentsTogether):
-            for agent, own in obs.obs.items():
+            for agent, agent_obs in obs.obs.items():
                 self._compare(
-                    own, together.env.observation_space(agent), f"the observation of {agent}"
+                    agent_obs, together.env.observation_space(agent), f"the observation of {agent}"
                 )
         else:
             self._compare(obs, self.env.observation_space, "an observation")
@@ -387,8 +393,8 @@ class SpaceWatch(gymnasium.Wrapper):
             and isinstance(obs, dict)
             and set(obs) == set(space)
         ):
-            for name, own in space.items():
-                self._compare(obs[name], own, f"{what}, entry {name!r},")
+            for name, entry_space in space.items():
+                self._compare(obs[name], entry_space, f"{what}, entry {name!r},")
             return
         where = f"step {self.steps}" if self.steps else "reset"
         converts = (

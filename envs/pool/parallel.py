@@ -326,7 +326,9 @@ def make_workers(
     host = pool.host_env(spec, num_envs // num_seeds, another, num_seeds=num_seeds)
     if options.bridge == "worker":
         parts = tuple(split(slice(0, num_envs), num_workers))
-        rollouts = Rollouts(pool.load, pool.roll, parts, pool.note, lambda: pool.plan)
+        rollouts = Rollouts(
+            load=pool.load, roll=pool.roll, parts=parts, log=pool.note, plan=lambda: pool.plan
+        )
         host = host._replace(rollouts=rollouts)
     return (
         host._replace(send_to=pool.send_to, recv_any=pool.recv_any)
@@ -363,8 +365,10 @@ class _Pool(Groups):
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         if rolls:
-            own = split(slice(0, num_envs), num_workers)
-            parts = [[common_rows(rows, part) for part in own] for rows in self.groups]
+            shares_of_workers = split(slice(0, num_envs), num_workers)
+            parts = [
+                [common_rows(rows, part) for part in shares_of_workers] for rows in self.groups
+            ]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
         sizes = host_spec.num_agents, len(host_spec.metrics)
         self.fields = fields = array_fields(num_envs, host_spec.observe, host_spec.act, *sizes)
@@ -373,14 +377,14 @@ class _Pool(Groups):
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
         job = WorkerJob(
-            host_spec.name,
-            make,
-            num_envs,
-            fields,
-            shares,
-            memory_fd,
-            host_spec.clip_rewards,
-            by_arrival,
+            name=host_spec.name,
+            make=make,
+            num_envs=num_envs,
+            fields=fields,
+            shares=shares,
+            memory=memory_fd,
+            clip_rewards=host_spec.clip_rewards,
+            by_arrival=by_arrival,
         )
         self.plan: RolloutPlan | None = None
         self.rolling = False
@@ -521,8 +525,8 @@ class _Pool(Groups):
         self.steps += rows.stop - rows.start
         self.batches += 1
         for share in self.lost.intersection(shares) if self.lost else ():
-            known, of_rows = self.known[share]
-            step = mark_lost(step, self._within(share, rows), known, self._within(share, of_rows))
+            last, of_rows = self.known[share]
+            step = mark_lost(step, self._within(share, rows), last, self._within(share, of_rows))
             self.steps -= self._count(share)
         for share in shares:
             self.known[share] = step, rows
@@ -532,8 +536,8 @@ class _Pool(Groups):
 
     def _within(self, share: tuple[int, int], rows: slice) -> slice:
         """Return the rows of a share in an array of ``rows``."""
-        own = self.shares[share]
-        return slice(own.start - rows.start, own.stop - rows.start)
+        rows_of_worker = self.shares[share]
+        return slice(rows_of_worker.start - rows.start, rows_of_worker.stop - rows.start)
 
     def _await(self, worker: int, reply: int) -> None:
         timeout_s = (
@@ -636,14 +640,14 @@ class _Pool(Groups):
         if len(recent) < MAX_DEATHS:
             return
         self.close()
-        words = (
+        message = (
             f"Its error message:\n{death.words}"
             if death.words
             else "It left no traceback. Is there enough memory?"
         )
         raise PoolError(
             f"worker {death.worker} of {self.host_spec.name} {death.how} and is not restarted after {len(recent)} "
-            f"deaths within {DEATH_WINDOW:,} batches. {words}"
+            f"deaths within {DEATH_WINDOW:,} batches. {message}"
         )
 
     def _seed_rows(self, rows: slice, restarts: int = 0) -> None:

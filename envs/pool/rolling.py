@@ -35,7 +35,7 @@ def rollout_fields(fields: Fields, length: int, workers: int) -> Fields:
         name: ((length, *shape), dtype) for name, (shape, dtype) in fields.items() if name != "seed"
     }
     shape, dtype = fields["obs"]
-    own = ("progress", np.int64), ("lost", bool), ("bytes", np.int64)
+    of_workers = ("progress", np.int64), ("lost", bool), ("bytes", np.int64)
     return {
         **steps,
         "obs": ((length + 1, *shape), dtype),
@@ -44,7 +44,7 @@ def rollout_fields(fields: Fields, length: int, workers: int) -> Fields:
         "lengths": (rows, np.dtype(np.int32)),
         "goes_on": ((length, *rows), np.dtype(bool)),
         "lost_at": ((length, *rows), np.dtype(bool)),
-        **{name: ((max(workers, 1),), np.dtype(kind)) for name, kind in own},
+        **{name: ((max(workers, 1),), np.dtype(kind)) for name, kind in of_workers},
     }
 
 
@@ -79,9 +79,9 @@ def segments_of(plan_sizes: tuple[int, int, int], rows: slice, joined: bool) -> 
     size = num_rows // (num_groups * num_seeds)
     segments = []
     for part in range(num_groups * num_seeds):
-        own = slice(max(rows.start, part * size), min(rows.stop, (part + 1) * size))
-        if own.stop > own.start:
-            segments.append(RollSegment(own, part % num_seeds, part // num_seeds))
+        segment_rows = slice(max(rows.start, part * size), min(rows.stop, (part + 1) * size))
+        if segment_rows.stop > segment_rows.start:
+            segments.append(RollSegment(segment_rows, part % num_seeds, part // num_seeds))
     return segments
 
 
@@ -115,9 +115,9 @@ def make_actor(plan: RolloutPlan, shared: dict[str, np.ndarray], segment: RollSe
     doubled = count not in plan.programs  # one environment, acting as two equal ones
     begin_program = _load(plan.programs[2 if doubled else count])
     tick, noise = list[np.ndarray](), list[np.ndarray]()
-    for i, given in enumerate(plan.given):
+    for i, layout in enumerate(plan.given):
         whole = shared[f"given{i}"]
-        (noise if given.each_step else tick).append(_own(whole, given, segment))
+        (noise if layout.each_step else tick).append(_own(whole, layout, segment))
     obs = [shared["obs"][name][:, rows] for name in plan.entries] or [shared["obs"][:, rows]]
     carried = [shared[f"carry{i}"][rows] for i in range(plan.num_carry)]
     decided = [
@@ -127,7 +127,7 @@ def make_actor(plan: RolloutPlan, shared: dict[str, np.ndarray], segment: RollSe
     remembered = [shared[f"memory{i}"][:, rows] for i in range(plan.num_memory)]
     ended = shared["facts"]["terminated"][:, rows], shared["facts"]["truncated"][:, rows]
     after, stored = 1 + plan.num_carry, 1 + plan.num_carry + plan.num_decision
-    axes = [given.axis for given in plan.given if given.each_step] + [0] * (
+    axes = [layout.axis for layout in plan.given if layout.each_step] + [0] * (
         plan.num_carry + len(obs) + 1
     )
     program: Any = None
@@ -135,7 +135,7 @@ def make_actor(plan: RolloutPlan, shared: dict[str, np.ndarray], segment: RollSe
 
     def begin() -> None:
         nonlocal program, carry
-        fixed = [given.axis for given in plan.given if not given.each_step]
+        fixed = [layout.axis for layout in plan.given if not layout.each_step]
         program = begin_program(_doubled(tick, fixed) if doubled else tick)
         carry = [x.copy() for x in carried]
 
@@ -168,15 +168,15 @@ def _doubled(arrays: Sequence[np.ndarray], axes: Sequence[int | None]) -> list[n
     ]
 
 
-def _own(whole: np.ndarray, given: Given, segment: RollSegment) -> np.ndarray:
+def _own(whole: np.ndarray, layout: Given, segment: RollSegment) -> np.ndarray:
     """Return a segment's part of an array that the trainer wrote."""
-    if given.axis is None:
+    if layout.axis is None:
         # With `...`, a number stays a view, which the next rollout changes.
         return (
-            whole[:, segment.group, segment.seed] if given.each_step else whole[segment.seed, ...]
+            whole[:, segment.group, segment.seed] if layout.each_step else whole[segment.seed, ...]
         )
-    own = whole[:, segment.rows] if given.each_step else whole[segment.rows]
-    return np.moveaxis(own, int(given.each_step), int(given.each_step) + given.axis)
+    part = whole[:, segment.rows] if layout.each_step else whole[segment.rows]
+    return np.moveaxis(part, int(layout.each_step), int(layout.each_step) + layout.axis)
 
 
 def _load(program: ActProgram) -> Callable[[Sequence[np.ndarray]], Callable[..., Sequence[Any]]]:
@@ -250,12 +250,12 @@ def make_rollout_steps(
         views = [obs[t + 1, i, ...] for i in range(rows.start, rows.stop)]
         try:
             for step_one, row, one in zip(steps, views, decode(action[t, rows]), strict=True):
-                seen, reward, terminated, truncated, info = step_one(one)
+                observed, reward, terminated, truncated, info = step_one(one)
                 if kinds:
                     inside.metrics.add(rows.start + len(rewards), info)
                 if terminated or truncated:
-                    seen = end(t, rows.start + len(rewards), seen, terminated, info)
-                write(row, seen)
+                    observed = end(t, rows.start + len(rewards), observed, terminated, info)
+                write(row, observed)
                 rewards.append(reward)
             reward_rows[t] = rewards
         except (Exception, SystemExit) as error:
@@ -264,12 +264,12 @@ def make_rollout_steps(
                 error, host_spec.name, i, f"step {t + 1} of a rollout"
             ) from error
 
-    def end(t: int, i: int, seen: Any, terminated: Any, info: dict) -> Any:
+    def end(t: int, i: int, observed: Any, terminated: Any, info: dict) -> Any:
         (terminations if terminated else truncations)[t, i] = True
         goes_on = GOES_ON in info
         if goes_on:
             going_on[t, i] = True
-        write(final[t, i, ...], seen)
+        write(final[t, i, ...], observed)
         if kinds and not goes_on:
             inside.metrics.end(i)
             facts["metrics"][t, i] = arrays.facts["metrics"][i]
@@ -307,7 +307,7 @@ def make_roll(
         that step is recorded as a truncation.
     """
     rows, index = place
-    joined = all(given.axis is not None or not given.each_step for given in plan.given)
+    joined = all(layout.axis is not None or not layout.each_step for layout in plan.given)
     sizes = len(arrays.seed), plan.num_groups, plan.num_seeds
     actors = [make_actor(plan, shared, segment) for segment in segments_of(sizes, rows, joined)]
     recorded = make_rollout_steps(inside, host_spec, arrays, shared, rows)

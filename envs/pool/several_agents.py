@@ -195,17 +195,17 @@ def make_parallel(
     family = MOVED.get(family, family).replace("/", ".")
     module = f"pettingzoo.{family}.{name}" if family in OWN else f"{family}.{name}"
     try:
-        found = import_module(module)
+        package = import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
         raise ValueError(f"there is no module {module}") from error
-    if not hasattr(found, "parallel_env"):
+    if not hasattr(package, "parallel_env"):
         raise ValueError(
             f"{module} has no parallel_env, its agents take turns: write env=custom with a function that returns "
             "pettingzoo.utils.turn_based_aec_to_parallel(...) of its env"
         )
-    return AgentsTogether(found.parallel_env(**options), episode_length)
+    return AgentsTogether(package.parallel_env(**options), episode_length)
 
 
 def encode_agents(
@@ -239,7 +239,9 @@ def encode_agents(
     )
     numbers = [one.num_actions for one in acts]
     shape = largest_shape(name, [(codec.dtype, codec.shape) for codec in codecs])
-    masked = act.num_actions > 0 and (any(own for _, own in views) or len(set(numbers)) > 1)
+    masked = act.num_actions > 0 and (
+        any(has_mask for _, has_mask in views) or len(set(numbers)) > 1
+    )
     fields: list[tuple] = [
         ("obs", codecs[0].dtype, (len(codecs), *shape)),
         (OUT, np.bool_, (len(codecs),)),
@@ -248,7 +250,9 @@ def encode_agents(
         fields.append((MASK, np.bool_, (len(codecs), act.num_actions)))
     if env.state_space is not None:
         fields.append((STATE, np.float32, env.state_space.shape))
-    write = _writer(env.names, codecs, [own for _, own in views], numbers if masked else [])
+    write = _writer(
+        env.names, codecs, [has_mask for _, has_mask in views], numbers if masked else []
+    )
     sizes = own_sizes([codec.shape for codec in codecs], numbers)
     return (
         ObsCodec((), np.dtype(fields, align=True), write, {"kind": "Agents", "spaces": spaces_of}),
@@ -290,24 +294,24 @@ def _writer(
     flat = len(codecs[0].shape) == 1
     lengths = [codec.shape[0] if flat else None for codec in codecs]
 
-    def write(row: Any, seen: Seen) -> None:
-        views, state = row["obs"], seen.state
-        row[OUT][...] = seen.out
+    def write(row: Any, observed: Seen) -> None:
+        views, state = row["obs"], observed.state
+        row[OUT][...] = observed.out
         for i, name in enumerate(names):
-            obs = seen.obs.get(name)
+            obs = observed.obs.get(name)
             if obs is None:
                 views[i] = 0
                 continue
             codecs[i].write(views[i, : lengths[i]] if flat else views[i, ...], obs)
         if numbers:
-            _write_masks(row[MASK], seen.obs)
+            _write_masks(row[MASK], observed.obs)
         if state is not None:
             row[STATE][...] = state
 
     def _write_masks(masks: np.ndarray, obs: Mapping[Any, Any]) -> None:
         for i, name in enumerate(names):
-            own = obs[name][MASK] if masked[i] and name in obs else True
+            mask = obs[name][MASK] if masked[i] and name in obs else True
             masks[i] = False
-            masks[i, : numbers[i]] = own
+            masks[i, : numbers[i]] = mask
 
     return write

@@ -259,8 +259,8 @@ def check_calls(
     Raises:
         ValueError: The environment has the interface of Gym before 0.26, or returns something else.
     """
-    known = not always and type(env.unwrapped).__module__.split(".")[0] in ("gymnasium", "ale_py")
-    if known or host_spec.num_agents is not None:
+    trusted = not always and type(env.unwrapped).__module__.split(".")[0] in ("gymnasium", "ale_py")
+    if trusted or host_spec.num_agents is not None:
         return {}
     name = host_spec.name
     try:
@@ -667,10 +667,10 @@ def add_up_each(arrays: Arrays, rows: slice, running: np.ndarray, ended: np.ndar
         running: Running returns, ``[E, A]``, changed in place.
         ended: Returns of the last finished episode, ``[E, A]``, changed in place.
     """
-    own, over = running[rows], arrays.terminated[rows] | arrays.truncated[rows]
-    own += arrays.reward[rows]
-    ended[rows][over] = own[over]
-    own[over] = 0.0
+    totals, over = running[rows], arrays.terminated[rows] | arrays.truncated[rows]
+    totals += arrays.reward[rows]
+    ended[rows][over] = totals[over]
+    totals[over] = 0.0
 
 
 def _not_ours(action: Any) -> Any:

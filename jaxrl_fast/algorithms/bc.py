@@ -160,7 +160,11 @@ def actor_part(space: Actions, policy: Network, data: Replay, optimizer: Optimiz
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: BcHyper
+        learned: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: BcHyper,
     ) -> GradientResult:
         learning = policy.with_dropout(key) if policy.with_dropout else policy
 
@@ -174,7 +178,7 @@ def actor_part(space: Actions, policy: Network, data: Replay, optimizer: Optimiz
             )
             return loss, {"policy_loss": loss}
 
-        grads, metrics = gradients_of(loss_fn, own.params["policy"])
+        grads, metrics = gradients_of(loss_fn, learned.params["policy"])
         return GradientResult({"policy": grads}, metrics)
 
     return Part({"policy": policy}, gradients, {"policy": make_optimizer(optimizer)})

@@ -58,13 +58,13 @@ def of_environment(algo: str, spec: EnvSpec) -> dict[str, Any]:
         Arguments of the algorithm's factory.
     """
     both = isinstance(spec.obs, dict) and {PRIVILEGED, OBSERVED} <= set(spec.obs)
-    found: dict[str, Any] = {name: _KEYS[name] for name in ASYMMETRIC.get(algo, ()) if both}
+    options: dict[str, Any] = {name: _KEYS[name] for name in ASYMMETRIC.get(algo, ()) if both}
     if algo not in ("ppo", "ippo", "mappo"):
-        return found
-    found |= {"normalize_rewards": True} if algo == "ppo" else {}
+        return options
+    options |= {"normalize_rewards": True} if algo == "ppo" else {}
     if isinstance(spec.action, Box):
-        found |= CONTINUOUS | (_of_ppo(spec, spec.action) if algo == "ppo" else {})
-    return found
+        options |= CONTINUOUS | (_of_ppo(spec, spec.action) if algo == "ppo" else {})
+    return options
 
 
 FEWER = ("ppo", "dqn", "sac", "td3", "flash_sac", "sac_discrete")

@@ -238,9 +238,11 @@ def greedy_successor(
         The function.
     """
 
-    def successor(own: Learned, batch: ReplayBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        target = q.draw_noise(own.target["q"], key, "target")
-        chooser = q.draw_noise(own.params["q"], key, "chooser") if double else target
+    def successor(
+        learned: Learned, batch: ReplayBatch, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        target = q.draw_noise(learned.target["q"], key, "target")
+        chooser = q.draw_noise(learned.params["q"], key, "chooser") if double else target
         chosen_by = by_action(over_successors(data, q, chooser, batch, "critic"), num_joint(space))
         best = greedy_action(space, head.expected(chosen_by), batch.next_obs)
         sampled = with_levels(q, key, "target")
@@ -300,8 +302,10 @@ def munchausen_successor(
     def policy(outputs: jax.Array, obs: PyTree) -> jax.Array:
         return log_softmax_policy(head.expected(outputs), joint_mask(space, obs), temperature)
 
-    def successor(own: Learned, batch: ReplayBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        target = q.draw_noise(own.target["q"], key, "target")
+    def successor(
+        learned: Learned, batch: ReplayBatch, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        target = q.draw_noise(learned.target["q"], key, "target")
         now = by_action(
             over_replay(data, q, target, batch, "critic", learning=False), num_joint(space)
         )
@@ -343,10 +347,10 @@ def critic_part(
     """
 
     def gradients(
-        own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper
+        learned: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper
     ) -> GradientResult:
-        reward, following = successor(own, batch, key)
-        given = reward, batch.bootstrap, following
+        reward, following = successor(learned, batch, key)
+        target_parts = reward, batch.bootstrap, following
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
             params, sampled = q.draw_noise(params, key, "online"), with_levels(q, key, "online")
@@ -354,12 +358,12 @@ def critic_part(
                 over_replay(data, sampled, params, batch, "critic"), num_joint(space)
             )
             outputs = of_action(outputs, number_of(space, batch.action))
-            found, surprise = jax.vmap(jax.vmap(head.loss))(outputs, *given)
-            loss, q_mean = mean_loss(found, batch), jnp.mean(head.expected(outputs))
+            step_losses, surprise = jax.vmap(jax.vmap(head.loss))(outputs, *target_parts)
+            loss, q_mean = mean_loss(step_losses, batch), jnp.mean(head.expected(outputs))
             metrics = {"q_loss": loss, "q_mean": q_mean, "epsilon": jnp.asarray(hyper.epsilon)}
             return loss, (metrics, sequence_priority(surprise))
 
-        grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
+        grads, (metrics, priorities) = gradients_of(loss_fn, learned.params["q"])
         return GradientResult({"q": grads}, metrics, priorities=priorities)
 
     def target_rate(hyper: DqnHyper, updates: jax.Array) -> jax.Array:

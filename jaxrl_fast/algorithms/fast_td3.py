@@ -175,7 +175,7 @@ def critic_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Any
+        learned: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Any
     ) -> GradientResult:
         action = unit_policy(
             over_successors(data, policy, peers["actor"].params["policy"], batch, "actor")
@@ -184,7 +184,9 @@ def critic_part(
         action = jnp.clip(
             action + jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip), -1.0, 1.0
         )
-        lower = lower_of(over_successors(data, q, own.target["q"], batch, "critic", action), head)
+        lower = lower_of(
+            over_successors(data, q, learned.target["q"], batch, "critic", action), head
+        )
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs = over_replay(
@@ -194,7 +196,7 @@ def critic_part(
             loss = 2.0 * jnp.mean(each(outputs, batch.reward, batch.bootstrap, lower)[0])
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(head.expected(outputs))}
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        grads, metrics = gradients_of(loss_fn, learned.params["q"])
         return GradientResult({"q": grads}, metrics)
 
     return Part(
@@ -220,7 +222,7 @@ def actor_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Any
+        learned: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Any
     ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             action = unit_policy(over_replay(data, policy, params, batch, "actor"))
@@ -230,7 +232,7 @@ def actor_part(
             loss = -jnp.mean(jnp.min(head.expected(outputs), axis=0))
             return loss, {"policy_loss": loss}
 
-        grads, metrics = gradients_of(loss_fn, own.params["policy"])
+        grads, metrics = gradients_of(loss_fn, learned.params["policy"])
         return GradientResult({"policy": grads}, metrics)
 
     return Part(

@@ -168,7 +168,7 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
     """
 
     def gradients(
-        own: Learned,
+        learned: Learned,
         peers: dict[str, Learned],
         batch: ReplayBatch,
         key: jax.Array,
@@ -183,20 +183,20 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
         price = jnp.exp(actor["temperature"]) * distributions.log_prob(dist, raw)
         obs, first = both_steps(batch)
         action = jnp.concatenate([distributions.to_unit(box, batch.action), jnp.tanh(raw)])
-        following = q_networks.in_loss(own.target["q"], (), obs, first, action)[0]
+        following = q_networks.in_loss(learned.target["q"], (), obs, first, action)[0]
         lower = lower_of(following[:, len(batch.reward) :], head)
         soft_reward = batch.reward - batch.bootstrap * price
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs = q_networks.in_loss(params, (), obs, first, action)[0][:, : len(batch.reward)]
             over_batch = jax.vmap(jax.vmap(head.loss))
-            found, _ = jax.vmap(over_batch, (0, None, None, None))(
+            step_losses, _ = jax.vmap(over_batch, (0, None, None, None))(
                 outputs, soft_reward, batch.bootstrap, lower
             )
-            loss, q_mean = jnp.mean(found), jnp.mean(head.expected(outputs))
+            loss, q_mean = jnp.mean(step_losses), jnp.mean(head.expected(outputs))
             return loss, {"critic_loss": loss, "q_mean": q_mean}
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        grads, metrics = gradients_of(loss_fn, learned.params["q"])
         return GradientResult({"q": grads}, metrics)
 
     optimizers = {"q": make_optimizer("adam")}
@@ -221,13 +221,13 @@ def actor_part(
     """
 
     def gradients(
-        own: Learned,
+        learned: Learned,
         peers: dict[str, Learned],
         batch: ReplayBatch,
         key: jax.Array,
         hyper: FlashSacHyper,
     ) -> GradientResult:
-        log_temperature, critic = own.params["temperature"], peers["critic"].params["q"]
+        log_temperature, critic = learned.params["temperature"], peers["critic"].params["q"]
         obs, first = both_steps(batch)
         steps = len(batch.reward)
 
@@ -242,7 +242,7 @@ def actor_part(
             )
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob)}
 
-        policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
+        policy_grads, metrics = gradients_of(policy_loss, learned.params["policy"])
         target_entropy = hyper.target_entropy_per_action * box.low.size
         temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         metrics = {**metrics, "temperature": jnp.exp(log_temperature)}

@@ -168,7 +168,7 @@ def agent_part(
     """
 
     def gradients(
-        own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: ImpalaHyper
+        learned: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: ImpalaHyper
     ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, memories = over_rollout(network, params, batch, "agent")
@@ -193,16 +193,16 @@ def agent_part(
                 metrics,
             )
 
-        grads, metrics = gradients_of(loss_fn, own.params["network"])
+        grads, metrics = gradients_of(loss_fn, learned.params["network"])
         return GradientResult({"network": grads}, metrics)
 
     def traces(
-        seen: tuple[PyTree, jax.Array, PyTree],
+        evaluated: tuple[PyTree, jax.Array, PyTree],
         ratio: jax.Array,
         batch: OnPolicyBatch,
         hyper: ImpalaHyper,
     ) -> tuple[jax.Array, jax.Array]:
-        (params, value, memories), steps = seen, batch.transition
+        (params, value, memories), steps = evaluated, batch.transition
         following = after_rollout(network, params, batch, "agent", memories, steps.next_obs)
         return jax.vmap(losses.v_trace, in_axes=(1, 1, 1, 1, 1, 1, None, None, None), out_axes=1)(
             steps.reward,

@@ -182,13 +182,18 @@ def critic_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: IqlHyper
+        learned: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: IqlHyper,
     ) -> GradientResult:
         action = distributions.to_unit(box, batch.action)
         slow_q = jnp.min(
-            over_replay(data, q_networks, own.target["q"], batch, "critic", action)[..., 0], axis=0
+            over_replay(data, q_networks, learned.target["q"], batch, "critic", action)[..., 0],
+            axis=0,
         )
-        next_value = over_successors(data, value, own.params["value"], batch, "critic")[..., 0]
+        next_value = over_successors(data, value, learned.params["value"], batch, "critic")[..., 0]
         target = batch.reward + batch.bootstrap * next_value
 
         def value_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
@@ -201,8 +206,8 @@ def critic_part(
             loss = regression(losses.squared_error, q, target, batch)
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
-        value_grads, of_value = gradients_of(value_loss, own.params["value"])
-        q_grads, of_q = gradients_of(q_loss, own.params["q"])
+        value_grads, of_value = gradients_of(value_loss, learned.params["value"])
+        q_grads, of_q = gradients_of(q_loss, learned.params["q"])
         return GradientResult({"q": q_grads, "value": value_grads}, of_value | of_q)
 
     optimizers = dict.fromkeys(("q", "value"), make_optimizer(optimizer))
@@ -249,7 +254,11 @@ def actor_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: IqlHyper
+        learned: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: IqlHyper,
     ) -> GradientResult:
         action, critic = distributions.to_unit(box, batch.action), peers["critic"]
         q = over_replay(
@@ -268,7 +277,7 @@ def actor_part(
             loss = -jnp.mean(weight * distributions.log_prob(dist, action))
             return loss, {"policy_loss": loss, "weight_mean": jnp.mean(weight)}
 
-        grads, metrics = gradients_of(loss_fn, own.params["policy"])
+        grads, metrics = gradients_of(loss_fn, learned.params["policy"])
         return GradientResult({"policy": grads}, metrics)
 
     own_rate = make_optimizer(

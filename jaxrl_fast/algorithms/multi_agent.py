@@ -249,13 +249,13 @@ def targets_of_agents(spec: EnvSpec) -> MakeTargets:
             terminated=flat(terminated),
             truncated=flat(rollout.truncated),
         )
-        found = ppo.targets(Values(flat(values.now), flat(values.next)), steps, hyper)
-        found = {name: x.reshape(shape) for name, x in found.items()}
+        arrays = ppo.targets(Values(flat(values.now), flat(values.next)), steps, hyper)
+        arrays = {name: x.reshape(shape) for name, x in arrays.items()}
         if len(shape) == 2:
-            found["advantage"] = jnp.broadcast_to(
-                found["advantage"][..., None], (*shape, spec.num_agents)
+            arrays["advantage"] = jnp.broadcast_to(
+                arrays["advantage"][..., None], (*shape, spec.num_agents)
             )
         out = out_of(rollout.obs)
-        return found if out is None else found | {TAKES_PART: ~out}
+        return arrays if out is None else arrays | {TAKES_PART: ~out}
 
     return targets

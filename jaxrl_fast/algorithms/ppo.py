@@ -299,9 +299,9 @@ def with_options(declared: Ppo, agent: Agent, spec: EnvSpec) -> Agent:
     errors = clipped_errors if is_set(declared.value_clip_range) else value_errors
     critic = errors(declared.value_loss)
     stop, adapt = is_set(declared.max_kl), is_set(declared.desired_kl)
-    given = make_optimizer(declared.optimizer)
-    near = by_divergence(given, stop=stop, adapt=adapt)
-    optimizer: MakeOptimizer = near if stop or adapt else given
+    base = make_optimizer(declared.optimizer)
+    near = by_divergence(base, stop=stop, adapt=adapt)
+    optimizer: MakeOptimizer = near if stop or adapt else base
     make: Callable[..., Network] = partial(
         make_network,
         spec.obs,
@@ -364,12 +364,12 @@ def part_of(
     """
 
     def gradients(
-        own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper
+        learned: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper
     ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             return loss(over_rollout(network, params, batch, part)[0], batch, key, hyper)
 
-        grads, metrics = gradients_of(loss_fn, own.params[name])
+        grads, metrics = gradients_of(loss_fn, learned.params[name])
         return GradientResult({name: grads}, metrics)
 
     return Part({name: network}, gradients, {name: optimizer})

@@ -186,12 +186,12 @@ def with_free_outputs(network: Network, numbers: tuple[float, ...], head: str = 
     def init(key: jax.Array) -> PyTree:
         return {**network.init(key), "free": {"outputs": jnp.asarray(numbers, jnp.float32)}}
 
-    def run(function: Callable, params: PyTree, *given: Any) -> tuple[Any, PyTree]:
-        outputs, memory = function(params, *given)
-        own = outputs[head] if head else outputs
-        free = jnp.broadcast_to(params["free"]["outputs"], (*own.shape[:-1], len(numbers)))
-        own = jnp.concatenate([own, free], axis=-1)
-        return ({**outputs, head: own} if head else own), memory
+    def run(function: Callable, params: PyTree, *inputs: Any) -> tuple[Any, PyTree]:
+        outputs, memory = function(params, *inputs)
+        head_outputs = outputs[head] if head else outputs
+        free = jnp.broadcast_to(params["free"]["outputs"], (*head_outputs.shape[:-1], len(numbers)))
+        head_outputs = jnp.concatenate([head_outputs, free], axis=-1)
+        return ({**outputs, head: head_outputs} if head else head_outputs), memory
 
     return over(network, run)._replace(init=init)
 
@@ -234,13 +234,15 @@ def with_normalized_values(
         ], memory
 
     def gradients(
-        own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: Any
+        learned: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: Any
     ) -> GradientResult:
-        old, target = own.params["value"][STATISTICS], batch.targets["value_target"]
+        old, target = learned.params["value"][STATISTICS], batch.targets["value_target"]
         count = jnp.minimum(old["updates"] + 1.0, VALUE_UPDATES)
-        found = mean(target, batch)
-        change = found - old["mean"]
-        spread = mean(jnp.square(target - found), batch) + jnp.square(change) * (1.0 - 1.0 / count)
+        batch_mean = mean(target, batch)
+        change = batch_mean - old["mean"]
+        spread = mean(jnp.square(target - batch_mean), batch) + jnp.square(change) * (
+            1.0 - 1.0 / count
+        )
         variance = old["variance"] + (spread - old["variance"]) / count
         new = {
             "mean": old["mean"] + change / count,
@@ -253,7 +255,7 @@ def with_normalized_values(
             "advantage": batch.targets["advantage"] / scale,
         }
         result = part.gradients(
-            own, peers, batch._replace(targets=batch.targets | scaled), key, hyper
+            learned, peers, batch._replace(targets=batch.targets | scaled), key, hyper
         )
         return result._replace(statistics={"value": new})
 

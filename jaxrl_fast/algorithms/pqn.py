@@ -234,7 +234,7 @@ def critic_part(
     networks = {"q": q_network} if mixer is None else {"q": q_network, "mixer": mixer}
 
     def gradients(
-        own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper
+        learned: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper
     ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(q_network, params["q"], batch, "critic")
@@ -248,7 +248,7 @@ def critic_part(
                 "epsilon": jnp.asarray(hyper.epsilon),
             }
 
-        grads, metrics = gradients_of(loss_fn, own.params)
+        grads, metrics = gradients_of(loss_fn, learned.params)
         return GradientResult(grads, metrics)
 
     return Part(networks, gradients, {name: make_optimizer(optimizer) for name in networks})

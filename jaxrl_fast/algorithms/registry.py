@@ -77,19 +77,19 @@ def declared_named(name: str) -> type[DeclaredAlgorithm] | None:
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    found = plugins.load("algorithms", name)
-    if found is None:
+    declared = plugins.load("algorithms", name)
+    if declared is None:
         return None
-    if not (isinstance(found, type) and issubclass(found, DeclaredAlgorithm)):
+    if not (isinstance(declared, type) and issubclass(declared, DeclaredAlgorithm)):
         raise plugins.PluginFailed(
-            f"algo={name} is registered as {found!r}: register a jaxrl_fast.DeclaredAlgorithm"
+            f"algo={name} is registered as {declared!r}: register a jaxrl_fast.DeclaredAlgorithm"
         )
-    if found.name != name:
+    if declared.name != name:
         raise plugins.PluginFailed(
-            f"algo={name} is registered, and its class has the name '{found.name}': write name: ClassVar[str] = "
-            f"'{name}' in {found.__qualname__}"
+            f"algo={name} is registered, and its class has the name '{declared.name}': write name: ClassVar[str] = "
+            f"'{name}' in {declared.__qualname__}"
         )
-    return found
+    return declared
 
 
 def factory_of(name: str) -> Callable[..., AnyAlgorithm]:

@@ -171,8 +171,8 @@ def storing_outputs(box: Box) -> Callable[..., tuple]:
     """
     sampled = sample_action(box, remember=False)
 
-    def decide(outputs: dict, *given: Any) -> tuple:
-        action, state, _ = sampled(outputs, *given)
+    def decide(outputs: dict, *inputs: Any) -> tuple:
+        action, state, _ = sampled(outputs, *inputs)
         return action, state, {"outputs": outputs["actor"]}
 
     return decide
@@ -243,7 +243,7 @@ def critic_part(
     head = categorical_head(num_atoms, (-max_return, max_return))
 
     def gradients(
-        own: Learned,
+        learned: Learned,
         peers: dict[str, Learned],
         batch: OnPolicyBatch,
         key: jax.Array,
@@ -253,7 +253,7 @@ def critic_part(
         dist = tanh_normal(policy.apply(actor["policy"], (), steps.next_obs, new)[0])
         raw = distributions.sample(dist, key)
         next_value = head.expected(
-            q.apply(own.params["q"], (), steps.next_obs, new, jnp.tanh(raw))[0]
+            q.apply(learned.params["q"], (), steps.next_obs, new, jnp.tanh(raw))[0]
         )
         discount = hyper.discount * (1.0 - steps.terminated)
         price = jnp.exp(actor["temperature"]) * distributions.log_prob(dist, raw)
@@ -271,7 +271,7 @@ def critic_part(
             loss = -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(outputs), axis=-1))
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(head.expected(outputs))}
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        grads, metrics = gradients_of(loss_fn, learned.params["q"])
         return GradientResult({"q": grads}, metrics)
 
     return Part({"q": q}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",))
@@ -304,14 +304,14 @@ def actor_part(
     head, policy = categorical_head(num_atoms, (-max_return, max_return)), networks["policy"]
 
     def gradients(
-        own: Learned,
+        learned: Learned,
         peers: dict[str, Learned],
         batch: OnPolicyBatch,
         key: jax.Array,
         hyper: ReppoHyper,
     ) -> GradientResult:
         temperature, kl_weight = (
-            jnp.exp(own.params[name]) for name in ("temperature", "kl_weight")
+            jnp.exp(learned.params[name]) for name in ("temperature", "kl_weight")
         )
         old = tanh_normal(batch.extras["outputs"])
 
@@ -327,11 +327,13 @@ def actor_part(
             )
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob), "kl": jnp.mean(kl)}
 
-        grads, metrics = gradients_of(loss_fn, own.params["policy"])
+        grads, metrics = gradients_of(loss_fn, learned.params["policy"])
         target_entropy = hyper.target_entropy_per_action * box.low.size
-        warmer = temperature_gradient(own.params["temperature"], metrics["entropy"], target_entropy)
+        warmer = temperature_gradient(
+            learned.params["temperature"], metrics["entropy"], target_entropy
+        )
         closer = temperature_gradient(
-            own.params["kl_weight"], jnp.asarray(hyper.kl_bound), metrics["kl"]
+            learned.params["kl_weight"], jnp.asarray(hyper.kl_bound), metrics["kl"]
         )
         metrics |= {"temperature": temperature, "kl_weight": kl_weight}
         return GradientResult(

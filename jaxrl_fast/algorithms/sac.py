@@ -239,18 +239,20 @@ def state_noise_action(
     def decide(
         outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
     ) -> tuple:
-        own = outputs["actor"]
+        actor = outputs["actor"]
         if not explore:
-            return distributions.to_action(space, own["mean"]), state, {}
-        share = own["share"].reshape(-1, hidden[-1], space.low.size)
+            return distributions.to_action(space, actor["mean"]), state, {}
+        share = actor["share"].reshape(-1, hidden[-1], space.low.size)
         renewed = state.steps_left == 0
         matrix = jnp.where(
             renewed[:, None, None], distributions.standard_normal(key, share.shape), state.noise
         )
         # Divided by its deviation before the bounds, the noise has the deviation within them.
-        noise = normal(own).scale * jnp.sum(share * matrix, axis=1) / jnp.exp(own["log_deviation"])
+        noise = (
+            normal(actor).scale * jnp.sum(share * matrix, axis=1) / jnp.exp(actor["log_deviation"])
+        )
         state = RepeatedNoise(matrix, jnp.where(renewed, noise_steps, state.steps_left) - 1)
-        return distributions.to_action(space, own["mean"] + noise), state, {}
+        return distributions.to_action(space, actor["mean"] + noise), state, {}
 
     return {"decide": decide, "init_decide": init}
 
@@ -300,13 +302,17 @@ def critic_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacHyper
+        learned: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: SacHyper,
     ) -> GradientResult:
         actor = peers["actor"].params
         dist = normal(over_successors(data, policy, actor["policy"], batch, "actor"))
         raw = distributions.sample(dist, key)
         online, slow = (with_dropout(q_networks, key, use) for use in ("loss", "target"))
-        next_q = over_successors(data, slow, own.target["q"], batch, "critic", jnp.tanh(raw))[
+        next_q = over_successors(data, slow, learned.target["q"], batch, "critic", jnp.tanh(raw))[
             ..., 0
         ]
         next_q = random_critics(next_q, target_critics, key)
@@ -323,7 +329,7 @@ def critic_part(
                 critic_priorities(data, q, target),
             )
 
-        grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
+        grads, (metrics, priorities) = gradients_of(loss_fn, learned.params["q"])
         return GradientResult({"q": grads}, metrics, priorities=priorities)
 
     return Part(
@@ -362,9 +368,13 @@ def actor_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacHyper
+        learned: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: SacHyper,
     ) -> GradientResult:
-        temperature, critic = temperature_of(own.params, hyper), peers["critic"].params["q"]
+        temperature, critic = temperature_of(learned.params, hyper), peers["critic"].params["q"]
         q_of = with_dropout(q_networks, key, "policy")
 
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
@@ -379,11 +389,11 @@ def actor_part(
             loss = jnp.mean(soft_policy(q, log_prob, temperature))
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob)}
 
-        policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
+        policy_grads, metrics = gradients_of(policy_loss, learned.params["policy"])
         grads = {"policy": policy_grads}
         if "temperature" in networks:
             target_entropy = hyper.target_entropy_per_action * box.low.size
-            log_temperature = own.params["temperature"]
+            log_temperature = learned.params["temperature"]
             grads["temperature"] = temperature_gradient(
                 log_temperature, metrics["entropy"], target_entropy
             )

@@ -161,7 +161,7 @@ def critic_part(
     """
 
     def gradients(
-        own: Learned,
+        learned: Learned,
         peers: dict[str, Learned],
         batch: ReplayBatch,
         key: jax.Array,
@@ -170,7 +170,7 @@ def critic_part(
         actor = peers["actor"].params
         logits = over_successors(data, policy, actor["policy"], batch, "actor")
         next_q = jnp.mean(
-            over_successors(data, q_networks, own.target["q"], batch, "critic"), axis=0
+            over_successors(data, q_networks, learned.target["q"], batch, "critic"), axis=0
         )
         dist = policy_of(space, logits, batch.next_obs)
         value = soft_value(space, dist, next_q, jnp.exp(actor["temperature"]))
@@ -182,7 +182,7 @@ def critic_part(
             loss = regression(critic_loss, q, target, batch)
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        grads, metrics = gradients_of(loss_fn, learned.params["q"])
         return GradientResult({"q": grads}, metrics)
 
     return Part(
@@ -269,13 +269,13 @@ def actor_part(
     """
 
     def gradients(
-        own: Learned,
+        learned: Learned,
         peers: dict[str, Learned],
         batch: ReplayBatch,
         key: jax.Array,
         hyper: SacDiscreteHyper,
     ) -> GradientResult:
-        log_temperature = own.params["temperature"]
+        log_temperature = learned.params["temperature"]
         temperature = jnp.exp(log_temperature)
         q = jnp.mean(
             over_replay(
@@ -298,7 +298,7 @@ def actor_part(
             }
             return loss, {"policy_loss": loss, **metrics}
 
-        policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
+        policy_grads, metrics = gradients_of(policy_loss, learned.params["policy"])
         temperature_grad = temperature_gradient(
             log_temperature, metrics["entropy"], metrics["target_entropy"]
         )

@@ -198,7 +198,11 @@ def critic_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
+        learned: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: Td3Hyper,
     ) -> GradientResult:
         next_action = unit_policy(
             over_successors(data, policy, peers["actor"].target["policy"], batch, "actor")
@@ -207,7 +211,7 @@ def critic_part(
         noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
         smoothed = jnp.clip(next_action + noise, -1.0, 1.0)
         online, slow = (with_dropout(q_networks, key, use) for use in ("loss", "target"))
-        next_q = over_successors(data, slow, own.target["q"], batch, "critic", smoothed)[..., 0]
+        next_q = over_successors(data, slow, learned.target["q"], batch, "critic", smoothed)[..., 0]
         next_q = random_critics(next_q, target_critics, key)
         next_value = jnp.min(next_q, axis=0) - (
             0.0 if penalty is None else penalty(smoothed, batch, hyper)
@@ -223,7 +227,7 @@ def critic_part(
                 critic_priorities(data, q, target),
             )
 
-        grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
+        grads, (metrics, priorities) = gradients_of(loss_fn, learned.params["q"])
         return GradientResult({"q": grads}, metrics, priorities=priorities)
 
     def target_rate(hyper: Td3Hyper, updates: jax.Array) -> jax.Array:
@@ -267,7 +271,11 @@ def actor_part(
     """
 
     def gradients(
-        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
+        learned: Learned,
+        peers: dict[str, Learned],
+        batch: ReplayBatch,
+        key: jax.Array,
+        hyper: Td3Hyper,
     ) -> GradientResult:
         critic, q_of = peers["critic"].params["q"], with_dropout(q_networks, key, "policy")
 
@@ -281,7 +289,7 @@ def actor_part(
                 loss = loss / (size + 1e-8) + jnp.mean(penalty(action, batch, hyper))
             return loss, {"policy_loss": loss}
 
-        grads, metrics = gradients_of(loss_fn, own.params["policy"])
+        grads, metrics = gradients_of(loss_fn, learned.params["policy"])
         return GradientResult({"policy": grads}, metrics)
 
     own_rate = make_optimizer(

@@ -99,8 +99,8 @@ class Td3Bc(
         )
         noisy, init_decide = noisy_action(box, self.noise_spread)
 
-        def decide(*given: Any) -> tuple:
-            action, state, _ = noisy(*given)
+        def decide(*inputs: Any) -> tuple:
+            action, state, _ = noisy(*inputs)
             return action, state, {NEXT_ACTION: jnp.full_like(action, jnp.nan)}
 
         def of_policy(action: jax.Array, batch: ReplayBatch, hyper: Td3BcHyper) -> jax.Array:

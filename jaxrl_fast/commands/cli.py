@@ -28,7 +28,13 @@ from jax.errors import JaxRuntimeError
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import CUSTOM, declared_named, names_of_algorithms
 from jaxrl_fast.commands.layers import read_file, require_named_again
-from jaxrl_fast.commands.run_config import chosen_later, compose, env_keys, make_algorithm
+from jaxrl_fast.commands.run_config import (
+    chosen_later,
+    compose,
+    env_keys,
+    env_needs,
+    make_algorithm,
+)
 from jaxrl_fast.core import EnvSpec, require_devices
 from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
@@ -99,7 +105,7 @@ def main(
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or … shows the rest
     try:
-        return _dispatch(command, run, words, help_text)
+        return _dispatch(command, run, without_dashes(words), help_text)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has ended, such as head
@@ -121,6 +127,36 @@ def main(
         except ValueError as missing:
             return fail(missing)
         raise
+
+
+FLAGS = ("-h", "--help", "--version", "-m", "--multirun")
+"""Words with dashes that are no settings."""
+
+
+def without_dashes(words: Sequence[str]) -> list[str]:
+    """Return words with ``--key=value`` written as ``key=value``, as other programs have it.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        The words.
+
+    Raises:
+        ConfigError: Key and value are two words, or a key has no value.
+    """
+    plain = []
+    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if not word.startswith("-") or word in FLAGS:
+            plain.append(word)
+            continue
+        key, equals, value = word.lstrip("-").partition("=")
+        key = key.replace("-", "_")
+        if not equals:
+            shown = after if after and not after.startswith("-") and "=" not in after else "..."
+            raise ConfigError(f"{word}: write {key}={shown}")
+        plain.append(f"{key}={value}")
+    return plain
 
 
 def _dispatch(
@@ -311,30 +347,49 @@ def keys_help(words: Sequence[str]) -> str:
         words: Words of the command line; of a sweep, its first job counts.
 
     Returns:
-        The text. Defaults are those without the given words.
+        The text. Defaults are those without the given words. A key that is missing, and an
+        environment or algorithm of the user's that cannot be imported, are named first.
 
     Raises:
         ConfigError: A word is wrong.
-        ValueError: The environment's package or function cannot be imported.
     """
-    asked = compose([_values(word)[0] for word in words], complete=False)
+    first = [_values(word)[0] for word in words]
+    missing: list[str] = []
+    has_algorithm = True
+    try:
+        requested = compose(first, complete=False)
+    except ValueError as error:
+        if f"algo={CUSTOM}" not in first:
+            raise
+        missing.append(str(error))
+        has_algorithm = False
+        requested = compose(
+            [word for word in first if not word.startswith(("algo=", "algo."))], complete=False
+        )
     algo = [
         f"algo{'' if name == 'name' else f'.{name}'}={value}"
-        for name, value in algo_words(asked).items()
+        for name, value in algo_words(requested).items()
     ]
-    named = [f"env={asked.env}", *algo, f"placement={asked.placement}"]
+    named = [f"env={requested.env}", *algo, f"placement={requested.placement}"]
     named += [
-        f"env.{name}='{asked.env_options[name]}'"
-        for name in ("id", "make")
-        if name in asked.env_options
+        f"env.{name}='{requested.env_options[name]}'"
+        for name in ("id", "make", "file")
+        if name in requested.env_options
     ]
     run = compose([*named, *(word for word in words if word.startswith("tuned="))], complete=False)
-    given, values = run_keys(), flat_settings(run)
-    own, others = (
-        env_keys(run),
-        [name for name in given if not name.startswith(("env.", "algo.", "pool."))],
-    )
-    pool = [name for name in given if name.startswith("pool.") and may_be_host(run.env)]
+    of_run, values = run_keys(), flat_settings(run)
+    others = [name for name in of_run if not name.startswith(("env.", "algo.", "pool."))]
+    of_env: dict[str, Key] = {}
+    env_text = f"env={run.env}"
+    try:
+        of_env = env_keys(run)
+        if needed := env_needs(run):
+            missing.append(needed)
+        else:
+            env_text = envs.describe(run.env, run.env_options)
+    except ValueError as error:
+        missing.append(str(error))
+    pool = [name for name in of_run if name.startswith("pool.") and may_be_host(run.env)]
     tuned = [name for name, source in run.sources.items() if source.startswith(TUNED)]
     note = f", * tuned ({run.tuned_file})" if run.tuned_file else ""
     values |= dict.fromkeys(later := chosen_later(run), "(by env)")
@@ -350,18 +405,21 @@ def keys_help(words: Sequence[str]) -> str:
         }
         return [line for name, key in keys.items() for line in _entry(labels[name], key)]
 
+    of_algo = algo_keys(run.algo) if has_algorithm else {}
+    shown_algo = algo if has_algorithm else [f"algo={CUSTOM}"]
     return "\n".join(
         [
-            f"python -m jaxrl_fast.train env={run.env} {' '.join(algo)} [key=value ...]",
+            f"python -m jaxrl_fast.train env={run.env} {' '.join(shown_algo)} [key=value ...]",
+            *(line for text in missing for line in textwrap.wrap(f"missing: {text}", WIDTH)),
             *textwrap.wrap(f"Keys with their defaults{note}; allowed values in brackets.", WIDTH),
-            f"algo.*: settings of {run.algo}",
-            *lines(algo_keys(run.algo)),
-            *textwrap.wrap(f"env.*: options of {envs.describe(run.env, run.env_options)}", WIDTH),
-            *lines(own),
+            *([f"algo.*: settings of {run.algo}"] if of_algo else []),
+            *lines(of_algo),
+            *textwrap.wrap(f"env.*: options of {env_text}", WIDTH),
+            *lines(of_env),
             *([] if not pool else ["pool.*: environments on the host"]),
-            *lines({name: given[name] for name in pool}),
+            *lines({name: of_run[name] for name in pool}),
             "other keys",
-            *lines({name: given[name] for name in others}),
+            *lines({name: of_run[name] for name in others}),
         ]
     )
 
@@ -460,6 +518,21 @@ def _choices(key: Key) -> str:
     return "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
 
 
+def without_links(path: Path) -> Path:
+    """Return the real path of a folder, such as the newest run's for ``runs/latest``.
+
+    Args:
+        path: Path.
+
+    Returns:
+        The path; relative to the current folder if it lies there.
+    """
+    here, target = Path.cwd().resolve(), path.resolve()
+    if target == here / path:
+        return path
+    return target.relative_to(here) if target.is_relative_to(here) else target
+
+
 def split_words(
     words: Sequence[str], command: str, keys: Mapping[str, Key]
 ) -> tuple[list[Path], dict[str, Any]]:
@@ -480,7 +553,7 @@ def split_words(
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or "/" in name:
-            folders.append(local_path(word))
+            folders.append(without_links(local_path(word)))
         elif name not in keys:
             known = " and ".join(", ".join(keys).rsplit(", ", 1))
             raise ConfigError(f"unknown key '{name}': the keys of {command} are {known}")

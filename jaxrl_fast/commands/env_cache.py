@@ -113,20 +113,20 @@ def digest(*parts: Any) -> str:
 
 def _digest_of_code(package: str) -> str:
     """Return the digest of the contents of a package's files."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, place in _files(package):
         content = Path(path).read_bytes()
-        found.update(f"{place} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+        digest.update(f"{place} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _stamp(package: str) -> str:
     """Return the digest of the modification times and sizes of a package's files."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, place in _files(package):
         state = os.stat(path)
-        found.update(f"{place} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{place} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def _files(package: str) -> Iterator[tuple[str, str]]:
@@ -215,8 +215,12 @@ class KeptFiles:
 def _read_own(path: Path) -> bytes:
     """Read a file that belongs to the user and that others cannot write."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        file_stat = os.fstat(file.fileno())
+        if (
+            not stat.S_ISREG(file_stat.st_mode)
+            or file_stat.st_uid != os.geteuid()
+            or file_stat.st_mode & 0o022
+        ):
             raise ValueError("others can write to it")
         return file.read()
 
@@ -257,8 +261,8 @@ def env_cache_of(run: Run, tell: Callable[[str], None]) -> EnvCache | None:
     if root is None or run.debug or jax.process_count() > 1 or declared_named(run.algo) is None:
         return None
     suite, _ = envs.resolve(run.env, dict(run.env_options))
-    known = identity_of(suite, run.algo)
-    return None if known is None else EnvCache(KeptFiles(root / FOLDER, tell), known)
+    identity = identity_of(suite, run.algo)
+    return None if identity is None else EnvCache(KeptFiles(root / FOLDER, tell), identity)
 
 
 def make_cached_envs(run: Run, keeper: EnvCache | None) -> VecEnv | HostEnv:
@@ -274,9 +278,9 @@ def make_cached_envs(run: Run, keeper: EnvCache | None) -> VecEnv | HostEnv:
     if keeper is None:
         return make_envs(run)
     name = f"world-{digest(keeper.identity, *envs.resolve(run.env, dict(run.env_options)))}"
-    known = keeper.files.read(name)
-    if known is not None:
-        return vectorize(_built_later(run, known), num_envs=run.num_envs)
+    stored = keeper.files.read(name)
+    if stored is not None:
+        return vectorize(_built_later(run, stored), num_envs=run.num_envs)
     env = make_envs(run)
     if isinstance(env, VecEnv) and env.env is not None:
         facts = _facts(env.env)
@@ -315,7 +319,7 @@ def _facts(env: Env) -> dict[str, Any]:
     }
 
 
-def _built_later(run: Run, known: dict[str, Any]) -> Env:
+def _built_later(run: Run, stored: dict[str, Any]) -> Env:
     """Make the environment of a run, which is built at the first call of one of its functions."""
     built: list[Env] = []
     lock = threading.Lock()
@@ -327,18 +331,18 @@ def _built_later(run: Run, known: dict[str, Any]) -> Env:
         return built[0]
 
     return Env(
-        spec_from_json(known["spec"]),
-        lambda key, params: world().reset(key, params),
-        lambda state, action, key: world().step(state, action, key),
-        lambda key: world().sample_params(key),
-        known["shortest_episode"],
-        known["step_s"],
-        (lambda state: _of(world().draw, state)) if known["draws"] else None,
-        (lambda state: _of(world().success, state)) if known["succeeds"] else None,
-        Bodies(lambda: _bodies(world()).scene(), lambda state: _bodies(world()).pose(state))
-        if known["has_bodies"]
+        spec_from_json(stored["spec"]),
+        reset=lambda key, params: world().reset(key, params),
+        step=lambda state, action, key: world().step(state, action, key),
+        sample_params=lambda key: world().sample_params(key),
+        shortest_episode=stored["shortest_episode"],
+        step_s=stored["step_s"],
+        draw=(lambda state: _of(world().draw, state)) if stored["draws"] else None,
+        success=(lambda state: _of(world().success, state)) if stored["succeeds"] else None,
+        bodies=Bodies(lambda: _bodies(world()).scene(), lambda state: _bodies(world()).pose(state))
+        if stored["has_bodies"]
         else None,
-        known.get("steps_per_reset"),
+        steps_per_reset=stored.get("steps_per_reset"),
     )
 
 

@@ -404,8 +404,7 @@ def new_folder(run: Run) -> Iterator[str]:
             (folder / "config.yaml").write_text(to_yaml(run), encoding="utf-8")
         except OSError as error:
             raise unwritable(folder, error) from None
-        if not run.run_dir:
-            link_latest(folder, RUNS)
+        link_latest(folder, RUNS)
         yield path
 
 

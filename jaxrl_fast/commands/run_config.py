@@ -66,13 +66,13 @@ def with_defaults(run: Run, spec: EnvSpec) -> Run:
     Returns:
         The settings, with their origin.
     """
-    found = {
+    defaults = {
         name: value
         for name, value in of_environment(run.algo, spec).items()
         if f"algo.{name}" not in run.sources
     }
-    sources = run.sources | {f"algo.{name}": f"{CHOSEN}the environment" for name in found}
-    return dataclasses.replace(run, algo_options=run.algo_options | found, sources=sources)
+    sources = run.sources | {f"algo.{name}": f"{CHOSEN}the environment" for name in defaults}
+    return dataclasses.replace(run, algo_options=run.algo_options | defaults, sources=sources)
 
 
 def chosen_later(run: Run) -> list[str]:
@@ -98,9 +98,9 @@ def with_bridge(run: Run) -> Run:
         The settings, with ``worker`` for the placement `WORKER_ACTING`, and elsewhere only if it
         was written.
     """
-    given, written_by = run.pool["bridge"], run.sources.get("pool.bridge", FOLLOWS_PLACEMENT)
-    follows = given == "worker" and written_by == FOLLOWS_PLACEMENT
-    bridge = "worker" if run.placement == WORKER_ACTING else "host" if follows else given
+    configured, written_by = run.pool["bridge"], run.sources.get("pool.bridge", FOLLOWS_PLACEMENT)
+    follows = configured == "worker" and written_by == FOLLOWS_PLACEMENT
+    bridge = "worker" if run.placement == WORKER_ACTING else "host" if follows else configured
     return dataclasses.replace(run, pool={**run.pool, "bridge": bridge})
 
 
@@ -177,7 +177,7 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
 
     Args:
         argv: Words, such as ``["env=cartpole", "algo=ppo", "seed=3"]``.
-        complete: Whether arguments that a user's algorithm requires must be given.
+        complete: Whether arguments that a user's algorithm or a suite requires must be given.
 
     Returns:
         Settings of the run.
@@ -185,25 +185,25 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     Raises:
         ConfigError: Unknown key or name, or invalid value.
     """
-    given = Layer("", dict(map(read_word, argv)))
-    requeued = given.values.get("resume") == "auto"
-    checkpoint = read_checkpoint(given)
-    file = checkpoint or read_file(given.values.pop("config", None))
-    written_in = sources_of((*schema.GROUPS, *AUTOS, "tuned"), given, file)
+    command = Layer("", dict(map(read_word, argv)))
+    requeued = command.values.get("resume") == "auto"
+    checkpoint = read_checkpoint(command)
+    file = checkpoint or read_file(command.values.pop("config", None))
+    written_in = sources_of((*schema.GROUPS, *AUTOS, "tuned"), command, file)
     auto_width, auto_overlap = (
-        _take_auto(name, given, file) and checkpoint is None for name in AUTOS
+        _take_auto(name, command, file) and checkpoint is None for name in AUTOS
     )
-    tuned = given.values.pop("tuned", file.values.pop("tuned", True))
+    tuned = command.values.pop("tuned", file.values.pop("tuned", True))
     tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
-    placed = given.values.get("placement", AUTO) != AUTO
-    groups, file = _choose_groups(given, file)
-    id = given.values.get("env.id", file.values.get("env.id"))
-    actions = _actions_of(groups, id, {**file.values, **given.values})
+    placed = command.values.get("placement", AUTO) != AUTO
+    groups, file = _choose_groups(command, file)
+    id = command.values.get("env.id", file.values.get("env.id"))
+    actions = _actions_of(groups, id, {**file.values, **command.values})
     if actions is not None:
         groups["algo"] = "sac" if actions == CONTINUOUS else "ppo"
     defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in schema.GROUPS)
-    algo = _own_algorithm(algo, (given, file))
+    algo = _own_algorithm(algo, (command, file))
     keys = {**run_keys(), **algo_keys(algo)}
     values = {name: key.default for name, key in keys.items()}
     sources = {"algo": f"{CHOSEN}{actions}" if actions else defaults.source.removesuffix(": ")}
@@ -212,19 +212,19 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
         for name, value in schema.EARLIER.items()
         if checkpoint is not None and name in keys
     }
-    for layer in (defaults, tuned_values, Layer("checkpoint: ", unnamed), file, given):
+    for layer in (defaults, tuned_values, Layer("checkpoint: ", unnamed), file, command):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(sources_of(layer.values, layer))
     sources.update(written_in)
     if algo in FEWER and not any(
-        "num_envs" in layer.values for layer in (tuned_values, file, given)
+        "num_envs" in layer.values for layer in (tuned_values, file, command)
     ):
         values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
         sources["num_envs"] += "" if auto_width else f", {FOLLOWS_STEPS}"
-    _evaluate_between_chunks(values, sources, given)
-    _check_env(env, values)
-    _check_effects(env, given, values)
-    _set_bridge(env, placement, values, sources, given, placed=placed)
+    _evaluate_between_chunks(values, sources, command)
+    _check_env(env, values, complete=complete)
+    _check_effects(env, command, values)
+    _set_bridge(env, placement, values, sources, command, placed=placed)
     if "/" in (values["name"] or ""):
         raise ConfigError(
             f"name={values['name']}: it is part of a folder's name, so write it without a slash"
@@ -244,7 +244,9 @@ def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     return run
 
 
-def _evaluate_between_chunks(values: dict[str, Any], sources: dict[str, str], given: Layer) -> None:
+def _evaluate_between_chunks(
+    values: dict[str, Any], sources: dict[str, str], command: Layer
+) -> None:
     """Turn off ``eval.beside`` for settings that need evaluations between chunks."""
     needing = [
         name
@@ -254,7 +256,7 @@ def _evaluate_between_chunks(values: dict[str, Any], sources: dict[str, str], gi
     if not needing:
         return
     setting = needing[-1]
-    if "eval.beside" not in (given.values if setting in given.values else sources):
+    if "eval.beside" not in (command.values if setting in command.values else sources):
         values["eval.beside"], sources["eval.beside"] = False, f"follows {setting}"
 
 
@@ -263,12 +265,12 @@ def _set_bridge(
     placement: str,
     values: dict[str, Any],
     sources: dict[str, str],
-    given: Layer,
+    command: Layer,
     *,
     placed: bool,
 ) -> None:
     """Set ``pool.bridge`` to the placement; ``placed``: the command line has one."""
-    named = "pool.bridge" in given.values
+    named = "pool.bridge" in command.values
     if placement == WORKER_ACTING and may_be_host(env):
         if named and values["pool.bridge"] != "worker":
             raise ConfigError(
@@ -298,6 +300,20 @@ def _name_followed(run: Run, values: Mapping[str, Any]) -> None:
     run.sources.update((name, text) for name, text in follows.items() if values[name] is None)
 
 
+def env_needs(run: Run) -> str:
+    """Describe the key that a run's suite needs and lacks.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        A line; "" for none.
+    """
+    suite = None if run.env in envs.SHORT_NAMES else envs.named_suite(run.env)
+    needed = None if suite is None else suite.selected_by
+    return needs_of(run.env, run.env_options.get(needed)) if needed is not None else ""
+
+
 def env_keys(run: Run) -> dict[str, Key]:
     """Return the keys that a run's environment takes, with its defaults.
 
@@ -310,23 +326,28 @@ def env_keys(run: Run) -> dict[str, Key]:
     Raises:
         ValueError: The environment's package or function cannot be imported.
     """
-    known, custom = run_keys(), run.env == "custom"
+    declared_keys, custom = run_keys(), run.env == "custom"
     chosen: dict[str, Any] = {
         name: run.env_options[name] for name in ("id", "make", "file") if name in run.env_options
     }
-    suite, own = envs.resolve(run.env, chosen)
-    if custom:
-        function = import_function(own["make"], "env.make")
-        found = {"episode_length": known["env.episode_length"], **option_keys(function)}
+    suite, options = (run.env, {}) if env_needs(run) else envs.resolve(run.env, chosen)
+    if custom and not options:
+        suite_keys = {"episode_length": declared_keys["env.episode_length"]}
+    elif custom:
+        function = import_function(options["make"], "env.make")
+        suite_keys = {
+            "episode_length": declared_keys["env.episode_length"],
+            **option_keys(function),
+        }
     else:
-        found = keys_of_fields(envs.adapter_of(suite).Options)
-    others = found.pop(OTHERS, None)
+        suite_keys = keys_of_fields(envs.adapter_of(suite).Options)
+    others = suite_keys.pop(OTHERS, None)
     stack = envs.named_suite(suite).frame_stack
-    found["frame_stack"] = known["env.frame_stack"]._replace(default=stack)
-    found |= {} if others is None else {OTHERS: others}
+    suite_keys["frame_stack"] = declared_keys["env.frame_stack"]._replace(default=stack)
+    suite_keys |= {} if others is None else {OTHERS: others}
     keys = {}
-    for name, key in found.items():
-        default, declared = own.get(name, key.default), known.get(f"env.{name}")
+    for name, key in suite_keys.items():
+        default, declared = options.get(name, key.default), declared_keys.get(f"env.{name}")
         keys[f"{'' if declared else '+'}env.{name}"] = (declared or key)._replace(default=default)
     return keys
 
@@ -347,27 +368,27 @@ def options_of(group: str) -> list[str]:
     return sorted([*envs.SHORT_NAMES, *envs.names_of_suites()])
 
 
-def _take_auto(key: str, given: Layer, file: Layer) -> bool:
+def _take_auto(key: str, command: Layer, file: Layer) -> bool:
     """Remove ``auto`` as the value of a key from the layers, and return whether it is the effective
     value.
 
     The remaining value is the start of the selection, for ``num_envs`` the number that determines
     the samples per update.
     """
-    asked = given.values.get(key, file.values.get(key))
-    for layer in (given, file):
+    value = command.values.get(key, file.values.get(key))
+    for layer in (command, file):
         if layer.values.get(key) == AUTO:
             del layer.values[key]
-    return bool(asked == AUTO)
+    return bool(value == AUTO)
 
 
-def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
+def _choose_groups(command: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
     """Return the names of the groups, and the file's settings without the settings of a replaced
     group.
     """
     groups, values = {}, dict(file.values)
     for group in schema.GROUPS:
-        chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
+        chosen = [layer.pop(group) for layer in (values, command.values) if group in layer]
         names = [_known_option(group, written(value)) for value in chosen]
         if len(set(names)) > 1:
             values = {
@@ -488,10 +509,10 @@ def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
 
 def _own_algorithm(algo: str, layers: Iterable[Layer]) -> str:
     """Return the path of a user's factory if the algorithm is ``custom``, else its name."""
-    asked = [
+    paths = [
         layer.values["algo.make"] for layer in layers if layer.values.get("algo.make") is not None
     ]
-    make = read_value("algo.make", asked[0], run_keys()["algo.make"]) if asked else None
+    make = read_value("algo.make", paths[0], run_keys()["algo.make"]) if paths else None
     if algo == CUSTOM and make is None:
         raise ConfigError(
             "algo=custom needs algo.make: write for example algo=custom algo.make=my_package.make"
@@ -503,7 +524,7 @@ def _own_algorithm(algo: str, layers: Iterable[Layer]) -> str:
     return algo if make is None else make.replace(":", ".")
 
 
-def _check_env(env: str, values: Mapping[str, Any]) -> None:
+def _check_env(env: str, values: Mapping[str, Any], *, complete: bool) -> None:
     """Refuse a suite without its required key, and such a key without a suite."""
     suite = None if env in envs.SHORT_NAMES else envs.named_suite(env)
     needed = None if suite is None else suite.selected_by
@@ -515,20 +536,36 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}"
             )
-    if suite is not None and values[f"env.{needed}"] is None:
-        raise ConfigError(
-            f"env={env} needs env.{needed}: write for example env={env} env.{needed}={suite.example}"
-        )
+    missing = needs_of(env, values[f"env.{needed}"]) if needed is not None else ""
+    if missing and complete:
+        raise ConfigError(missing)
 
 
-def _check_effects(env: str, given: Layer, values: Mapping[str, Any]) -> None:
+def needs_of(env: str, value: Any) -> str:
+    """Describe the key that a suite needs.
+
+    Args:
+        env: Name of the environment.
+        value: Value of this key.
+
+    Returns:
+        A line; "" if it has a value, or there is no such key.
+    """
+    suite = None if env in envs.SHORT_NAMES else envs.named_suite(env)
+    if suite is None or value is not None:
+        return ""
+    needed = suite.selected_by
+    return f"env={env} needs env.{needed}: write for example env={env} env.{needed}={suite.example}"
+
+
+def _check_effects(env: str, command: Layer, values: Mapping[str, Any]) -> None:
     """Refuse words of a command that would change nothing."""
-    unused = [name for name in given.values if name.startswith("pool.") and not may_be_host(env)]
+    unused = [name for name in command.values if name.startswith("pool.") and not may_be_host(env)]
     if unused:
         raise ConfigError(
             f"{unused[0]} has no effect with env={env}, which is compiled: write env=gymnasium or atari"
         )
-    if "algo.memory" in given.values and values.get("algo.recurrent_size") == 0:
+    if "algo.memory" in command.values and values.get("algo.recurrent_size") == 0:
         raise ConfigError(
             f"algo.memory={values['algo.memory']} needs a size: add algo.recurrent_size=64"
         )

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,19 +89,19 @@ class FindingKey(NamedTuple):
     sizes: str
 
 
-def make_key(asked: Run, device: Device, objective: str = "training") -> FindingKey:
+def make_key(run: Run, device: Device, objective: str = "training") -> FindingKey:
     """Return the key of a run, before ``auto`` settings are resolved.
 
     Args:
-        asked: Settings of the run.
+        run: Settings of the run.
         device: Device of the run.
         objective: Quantity that the autotuner maximizes.
 
     Returns:
         The key.
     """
-    settings = flat_settings(asked)
-    rates = set(make_algorithm(asked).hyper._fields)
+    settings = flat_settings(run)
+    rates = set(make_algorithm(run).hyper._fields)
     computed = [
         k
         for k in settings
@@ -114,9 +115,8 @@ def make_key(asked: Run, device: Device, objective: str = "training") -> Finding
         "jax": jax.__version__,
         "jaxrl_fast": __version__,
     }
-    return FindingKey(
-        *(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes))
-    )
+    dump = partial(json.dumps, sort_keys=True, default=str)
+    return FindingKey(machine=dump(here), work=dump(work), sizes=dump(sizes))
 
 
 def cpu_device() -> Device:
@@ -207,7 +207,7 @@ def look_up_free(key: FindingKey, tell: Tell = lambda line: None) -> Finding | N
         The finding, or None.
     """
     findings = read(tell)
-    others = [known for known in findings if known[:2] == key[:2]]
+    others = [other for other in findings if other[:2] == key[:2]]
     return findings.get(key) or (findings[others[-1]] if others else None)
 
 
@@ -286,14 +286,14 @@ def apply(run: Run, settings: dict[str, Any]) -> Run:
     Returns:
         The settings.
     """
-    own = {key: value for key, value in settings.items() if "." not in key}
+    fields = {key: value for key, value in settings.items() if "." not in key}
     algo, pool = (
         {k.removeprefix(f"{g}."): v for k, v in settings.items() if k.startswith(f"{g}.")}
         for g in ("algo", "pool")
     )
     return dataclasses.replace(
         run,
-        **own,
+        **fields,
         algo_options={**run.algo_options, **algo},
         pool={**run.pool, **pool} if pool else run.pool,
     )
@@ -310,13 +310,13 @@ def describe(key: FindingKey, finding: Finding) -> list[str]:
         Environment and algorithm, objective, width, settings, device and time.
     """
     here, work, sizes = (json.loads(part) for part in key)
-    found = {k: v for k, v in finding.learning.items() if v != sizes.get(k)} | finding.free
+    changed = {k: v for k, v in finding.learning.items() if v != sizes.get(k)} | finding.free
     env = work.get("env.id") or work["env"]
     return [
         f"{env}, {work['algo']}",
         work["objective"],
         f"num_envs={sizes['num_envs']}",
-        " ".join(f"{k}={v}" for k, v in found.items()) or "unchanged",
+        " ".join(f"{k}={v}" for k, v in changed.items()) or "unchanged",
         f"{here['number']} × {here['kind']}, jax {here['jax']}",
         finding.found,
     ]
@@ -337,11 +337,11 @@ def clear() -> int:
 def _checked(finding: Finding) -> Finding:
     """Return the finding if its values are possible, else raise ValueError."""
     settings = finding.learning | finding.free
-    words = {"placement": [machine.AUTO, *PLACEMENTS], "overlap": get_args(Overlap)}
-    known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= FREE
+    choices = {"placement": [machine.AUTO, *PLACEMENTS], "overlap": get_args(Overlap)}
+    keys_known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= FREE
     possible = [
-        v in words[k] if k in words else type(v) is int and v >= 0 for k, v in settings.items()
+        v in choices[k] if k in choices else type(v) is int and v >= 0 for k, v in settings.items()
     ]
-    if not known or not all(possible):
+    if not keys_known or not all(possible):
         raise ValueError(finding)
     return finding

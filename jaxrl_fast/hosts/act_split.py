@@ -118,15 +118,17 @@ def split(function: Callable[..., Any], tick: Any, step: Any, act: Any) -> Split
         value.number for value in inputs[When.ACT]
     }
     read = [value for op in acting for value in op.inputs] + outputs
-    given = list(
+    needed = list(
         {v.number: v for v in read if isinstance(v, Value) and v.number not in made}.values()
     )
-    ahead = _live([op for op in live if when[op.outputs[0].number] != When.ACT], given)
-    times = [max(when[value.number], When.TICK) for value in given]
+    ahead = _live([op for op in live if when[op.outputs[0].number] != When.ACT], needed)
+    times = [max(when[value.number], When.TICK) for value in needed]
     of_steps = [when[op.outputs[0].number] == When.STEP for op in ahead]
     fixed = [op for op, each in zip(ahead, of_steps, strict=True) if not each]
     by_step = [op for op, each in zip(ahead, of_steps, strict=True) if each]
-    return Split((fixed, by_step), acting, given, times, inputs, outputs)
+    return Split(
+        ahead=(fixed, by_step), act=acting, given=needed, when=times, inputs=inputs, outputs=outputs
+    )
 
 
 class _Flat:
@@ -142,16 +144,16 @@ class _Flat:
 
     def inline(self, program: jaxprs.TracedProgram, values: Sequence[Input]) -> list[Input]:
         jaxpr, consts = program
-        known: dict[Any, Input] = dict(
+        bound: dict[Any, Input] = dict(
             zip(jaxpr.constvars, map(self.constant, consts), strict=True)
         )
-        known |= zip(jaxpr.invars, values, strict=True)
+        bound |= zip(jaxpr.invars, values, strict=True)
 
         def read(atom: Any) -> Input:
-            return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else known[atom]
+            return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else bound[atom]
 
         for eqn in jaxpr.eqns:
-            known |= zip(
+            bound |= zip(
                 eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True
             )
         return [read(atom) for atom in jaxpr.outvars]
@@ -161,7 +163,9 @@ class _Flat:
             return np.asarray(value)
         of_key = Value(self.count + 1, tuple(value.shape), value.dtype)
         self.count += 1
-        self.operations.append(Operation("key", {}, [], [of_key], lambda: [value]))
+        self.operations.append(
+            Operation("key", params={}, inputs=[], outputs=[of_key], call=lambda: [value])
+        )
         return of_key
 
     def equation(self, eqn: Any, inputs: list[Input]) -> list[Input]:
@@ -186,7 +190,9 @@ class _Flat:
         ):
             return [np.asarray(result) for result in call(*inputs)]
         outputs = [self.value(var.aval) for var in eqn.outvars]
-        self.operations.append(Operation(primitive.name, params, inputs, outputs, call))
+        self.operations.append(
+            Operation(primitive.name, params=params, inputs=inputs, outputs=outputs, call=call)
+        )
         return list(outputs)
 
     def one_step(self, eqn: Any, body: jaxprs.TracedProgram, inputs: list[Input]) -> list[Input]:
@@ -206,7 +212,11 @@ class _Flat:
         result = Value(self.count + 1, shape, x.dtype)
         self.count += 1
         call = lambda array: [jnp.reshape(array, shape)]  # noqa: E731
-        self.operations.append(Operation("reshape", {"new_sizes": shape}, [x], [result], call))
+        self.operations.append(
+            Operation(
+                "reshape", params={"new_sizes": shape}, inputs=[x], outputs=[result], call=call
+            )
+        )
         return result
 
 
@@ -251,24 +261,24 @@ def _is_view(operation: Operation) -> bool:
     return before == after
 
 
-def run_operations(operations: Sequence[Operation], known: dict[int, Any]) -> dict[int, Any]:
+def run_operations(operations: Sequence[Operation], arrays: dict[int, Any]) -> dict[int, Any]:
     """Compute operations with JAX.
 
     Args:
         operations: Operations, in order.
-        known: Arrays of their inputs by number.
+        arrays: Arrays of their inputs by number.
 
     Returns:
-        Arrays by number, ``known`` included.
+        Arrays by number, ``arrays`` included.
     """
-    known = dict(known)
+    arrays = dict(arrays)
     for operation in operations:
-        inputs = [known[x.number] if isinstance(x, Value) else x for x in operation.inputs]
+        inputs = [arrays[x.number] if isinstance(x, Value) else x for x in operation.inputs]
         results = operation.call(*inputs)
-        known |= {
+        arrays |= {
             value.number: result for value, result in zip(operation.outputs, results, strict=True)
         }
-    return known
+    return arrays
 
 
 def require_same(one: Split, other: Split) -> None:
@@ -330,17 +340,17 @@ def require_apart(program: Split) -> None:
         ValueError: One does, as with ``x - x.mean(0)``.
     """
     rng = np.random.default_rng(0)
-    known = {value.number: _random(rng, value) for value in program.given}
+    fixed = {value.number: _random(rng, value) for value in program.given}
     one, other = (
         {value.number: _random(rng, value) for value in program.inputs[When.ACT]} for _ in range(2)
     )
     changed = {number: np.concatenate([other[number][:1], x[1:]]) for number, x in one.items()}
-    made = [out for out in program.outputs if isinstance(out, Value) and out.number not in known]
+    made = [out for out in program.outputs if isinstance(out, Value) and out.number not in fixed]
 
     @jax.jit
-    def results(seen: dict[int, Any]) -> list[Any]:
-        found = run_operations(program.act, known | seen)
-        return [found[value.number] for value in made]
+    def results(at_step: dict[int, Any]) -> list[Any]:
+        arrays = run_operations(program.act, fixed | at_step)
+        return [arrays[value.number] for value in made]
 
     for before, after in zip(results(one), results(changed), strict=True):
         one_part, other_part = (np.asarray(x)[1:].astype(np.float64) for x in (before, after))

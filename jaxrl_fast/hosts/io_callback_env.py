@@ -99,9 +99,9 @@ def make_bridge(host: HostEnv) -> Bridge:
     env = VecEnv(
         host.spec,
         host.num_envs,
-        _make_reset(host, failures),
-        lambda key, num_steps: (),
-        _make_step(host, failures),
+        reset=_make_reset(host, failures),
+        draw_fresh=lambda key, num_steps: (),
+        step=_make_step(host, failures),
     )
     return Bridge(
         env._replace(sums=partial(sum_metrics, host.spec)) if host.spec.metrics else env, failures

@@ -84,15 +84,25 @@ class _Writer:
         fixed, self.count = all(x.fixed for x in read), self.count + 1
         name = f"v{self.count}"
         self.lines.append(SourceLine(name, text, frozenset(x.text for x in read), fixed))
-        return Array(name, shape, full, np.dtype(dtype), fixed)
+        return Array(name, shape=shape, full=full, dtype=np.dtype(dtype), fixed=fixed)
 
     def constant(self, value: np.ndarray) -> Array:
         if value.ndim == 0 and np.isfinite(value):
             text = repr(value.item())
-            return Array(f"({text})" if text[0] == "-" else text, (), (), value.dtype, True)
+            return Array(
+                f"({text})" if text[0] == "-" else text,
+                shape=(),
+                full=(),
+                dtype=value.dtype,
+                fixed=True,
+            )
         self.constants.append(value)
         return Array(
-            f"constants[{len(self.constants) - 1}]", value.shape, value.shape, value.dtype, True
+            f"constants[{len(self.constants) - 1}]",
+            shape=value.shape,
+            full=value.shape,
+            dtype=value.dtype,
+            fixed=True,
         )
 
     def reshaped(self, x: Array, full: tuple[int, ...]) -> Array:
@@ -127,13 +137,17 @@ def to_numpy(program: Split) -> ActSource:
     """
     writer, values = _Writer(), dict[int, Array]()
     tick, step = list[str](), list[str]()
-    given = list(zip(program.given, program.when, strict=True))
-    for value, when in [*given, *((value, When.ACT) for value in program.inputs[When.ACT])]:
+    inputs_ahead = list(zip(program.given, program.when, strict=True))
+    for value, when in [*inputs_ahead, *((value, When.ACT) for value in program.inputs[When.ACT])]:
         if np.dtype(value.dtype).name not in NATIVE:
             raise Unsupported(f"dtype {value.dtype}")
         name = f"s{len(tick) + len(step)}"
         values[value.number] = Array(
-            name, value.shape, value.shape, np.dtype(value.dtype), when == When.TICK
+            name,
+            shape=value.shape,
+            full=value.shape,
+            dtype=np.dtype(value.dtype),
+            fixed=when == When.TICK,
         )
         (tick if when == When.TICK else step).append(name)
     for operation in program.act:
@@ -494,11 +508,11 @@ def to_xla(program: Split) -> bytes:
     inputs = [*of_time[When.TICK], *of_time[When.STEP], *program.inputs[When.ACT]]
 
     def function(*arrays: Any) -> list[Any]:
-        known = run_operations(
+        computed = run_operations(
             program.act, {value.number: x for value, x in zip(inputs, arrays, strict=True)}
         )
         return [
-            known[x.number] if isinstance(x, Value) else jax.numpy.asarray(x)
+            computed[x.number] if isinstance(x, Value) else jax.numpy.asarray(x)
             for x in program.outputs
         ]
 

@@ -73,7 +73,7 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     @partial(jax.jit, donate_argnums=2)
     def decide(
         inputs: Channels,
-        given: list[tuple],
+        group_inputs: list[tuple],
         extras: list[PyTree],
         key: Any,
         hyper: Any,
@@ -82,28 +82,29 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
     ) -> list:
         return [
             act(inputs, *g, key, hyper, i, e, t)
-            for g, e, i in zip(given, extras, counts, strict=True)
+            for g, e, i in zip(group_inputs, extras, counts, strict=True)
         ]
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         now = begin(env, agent, private, key)
         now = now._replace(obs=jax.device_get(now.obs), first=np.asarray(now.first))
-        given, extras = [_part(now, own, axis) for own in rows], [no_extras() for _ in groups]
+        group_inputs = [_part(now, of_group, axis) for of_group in rows]
+        extras = [no_extras() for _ in groups]
         sent: list[Any] = [None] * env.num_groups
         recording = Recording(length, env.num_envs, axis, env.num_seeds)
         for t in range(length + 1):
             for turn in turns:
                 for group in turn if t > 0 else ():
                     result = _by_slice(env, env.recv(group))
-                    carry, obs, first = given[group]
+                    carry, obs, first = group_inputs[group]
                     recording.put(t - 1, rows[group], HostRecord(obs, first, sent[group], result))
-                    given[group] = carry, result.obs, result.terminated | result.truncated
+                    group_inputs[group] = carry, result.obs, result.terminated | result.truncated
                 if t == length:
                     continue
                 counts = [t * env.num_groups + group for group in turn]
                 decided = decide(
                     inputs,
-                    [given[g] for g in turn],
+                    [group_inputs[g] for g in turn],
                     [extras[g] for g in turn],
                     key,
                     hyper,
@@ -111,13 +112,14 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
                     t,
                 )
                 for group, (action, carry, extras[group]) in zip(turn, decided, strict=True):
-                    given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
+                    group_inputs[group] = carry, *group_inputs[group][1:]
+                    sent[group] = np.asarray(action)
                     env.send(_in_rows(env, sent[group]), group)
         require_inside(env, recording.arrays, axis)
         rollout, metrics = as_rollout(
             recording.arrays, _join(extras, axis + 1), axis, env.spec.metrics
         )
-        carry, obs, first = _join(given, axis)
+        carry, obs, first = _join(group_inputs, axis)
         steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
         return HostSamplerState(steps, obs, first, carry), {"rollout": rollout}, metrics
 
@@ -167,7 +169,16 @@ def _device_sample_fragment(
             done, before[0] if step.final_obs is None else arrange(step.final_obs), obs
         )
         now = (
-            Transition(before[0], action, reward, next_obs, terminated, truncated, before[1], ()),
+            Transition(
+                obs=before[0],
+                action=action,
+                reward=reward,
+                next_obs=next_obs,
+                terminated=terminated,
+                truncated=truncated,
+                first=before[1],
+                extras=(),
+            ),
             totals,
         )
         stored = jax.tree.map(lambda rows, x: rows.at[t].set(x.astype(rows.dtype)), stored, now)
@@ -208,7 +219,9 @@ def _device_sample_fragment(
         jax.block_until_ready(before)
         rollout = stored[0]._replace(extras=extras)
         steps = np.int32(env.steps() % MAX_STEPS)
-        return HostSamplerState(steps, *before, carry), {"rollout": rollout}, measure(*stored)
+        obs, first = before
+        after = HostSamplerState(steps=steps, obs=obs, first=first, carry=carry)
+        return after, {"rollout": rollout}, measure(*stored)
 
     return host_fragment(env, agent, rollout_shapes, step)
 
@@ -238,8 +251,12 @@ def make_act(agent: BoundAgent) -> Callable[..., tuple]:
         i: int,
     ) -> tuple:
         learned = {name: inputs[name] for name in agent.acting.parts}
-        seen = normalize(inputs["statistics"].obs, obs) if agent.normalize_observations else obs
-        return agent.acting.explore(learned, carry, seen, first, jax.random.fold_in(key, i), hyper)
+        network_obs = (
+            normalize(inputs["statistics"].obs, obs) if agent.normalize_observations else obs
+        )
+        return agent.acting.explore(
+            learned, carry, network_obs, first, jax.random.fold_in(key, i), hyper
+        )
 
     return act
 
@@ -271,7 +288,16 @@ def host_fragment(
     def publish(private: HostSamplerState) -> Channels:
         return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
 
-    return Fragment("sample", init, step, reads, ("rollout",), publish, host=True, tags=(SAMPLING,))
+    return Fragment(
+        "sample",
+        init,
+        step,
+        reads=reads,
+        writes=("rollout",),
+        publish=publish,
+        host=True,
+        tags=(SAMPLING,),
+    )
 
 
 def env_axis(env: HostEnv) -> int:
@@ -380,9 +406,9 @@ def _slices(num_envs: int, groups: int) -> list[slice]:
     return [slice(group * size, (group + 1) * size) for group in range(groups)]
 
 
-def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTree, Any]:
+def _part(state: HostSamplerState, rows: slice, axis: int) -> tuple[PyTree, PyTree, Any]:
     """Return a group's inputs of action selection: carry, obs and first."""
-    at = (*[slice(None)] * axis, own)
+    at = (*[slice(None)] * axis, rows)
     return jax.tree.map(itemgetter(at), (state.carry, state.obs, state.first))
 
 
@@ -394,8 +420,8 @@ def _remembering(act: Callable[..., tuple], memory_every: int) -> Callable[..., 
     """
 
     def call(*args: Any) -> tuple:
-        *given, remembered, t = args
-        action, carry, extras = act(*given)
+        *inputs, remembered, t = args
+        action, carry, extras = act(*inputs)
 
         def write_memory(all_: jax.Array, new: jax.Array) -> jax.Array:
             slot = jnp.where(t % memory_every == 0, t // memory_every, len(all_))
@@ -503,10 +529,10 @@ def arrival_sample_fragment(
         obs, first, carry = jax.tree.map(
             np.array, jax.device_get((start.obs, start.first, start.carry))
         )
-        one = jax.tree.map(
+        action, decided = jax.tree.map(
             lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras)
         )
-        now = Pending(obs, first, *one)
+        now = Pending(obs=obs, first=first, action=action, extras=decided)
         recording = Recording(length, num_envs, 0)
         extras = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), rollout_shapes.extras)
         taken, calls = np.zeros(num_envs, np.int32), 0
@@ -515,8 +541,8 @@ def arrival_sample_fragment(
             nonlocal calls
             # one compiled program for any number of environments
             padded = np.resize(indices, batch)
-            seen = jax.tree.map(lambda x: x[padded], (carry, now.obs, now.first))
-            action, after, more = jax.device_get(act(inputs, *seen, key, hyper, calls))
+            batch_inputs = jax.tree.map(lambda x: x[padded], (carry, now.obs, now.first))
+            action, after, more = jax.device_get(act(inputs, *batch_inputs, key, hyper, calls))
             calls += 1
             decided = jax.tree.map(lambda x: x[: len(indices)], (after, action, more))
             _set((carry, now.action, now.extras), indices, decided)
@@ -527,15 +553,17 @@ def arrival_sample_fragment(
         while (taken < length).any():
             indices, result = recv_any()
             at = taken[indices]
-            own = jax.tree.map(lambda x, indices=indices: x[indices], now)
-            recording.put(at, indices, HostRecord(own.obs, own.first, own.action, result))
-            _set(extras.decision, (at, indices), own.extras.decision)
+            current = jax.tree.map(lambda x, indices=indices: x[indices], now)
+            recording.put(
+                at, indices, HostRecord(current.obs, current.first, current.action, result)
+            )
+            _set(extras.decision, (at, indices), current.extras.decision)
             begins = at % agent.experience.memory_every == 0
             starts = (at // agent.experience.memory_every)[begins], indices[begins]
             _set(
                 extras.memory,
                 starts,
-                jax.tree.map(lambda x, begins=begins: x[begins], own.extras.memory),
+                jax.tree.map(lambda x, begins=begins: x[begins], current.extras.memory),
             )
             _set((now.obs, now.first), indices, (result.obs, result.terminated | result.truncated))
             taken[indices] += 1

@@ -99,9 +99,9 @@ def worker_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tran
         if rollouts.plan() is not loaded["ahead"].plan:
             loaded["shared"] = rollouts.load(loaded["ahead"].plan)
         ahead, shared = loaded["ahead"], loaded["shared"]
-        given = ahead.compute(inputs, hyper, key)
+        computed = ahead.compute(inputs, hyper, key)
         now = begin(env, agent, private, key)
-        for i, value in enumerate(jax.device_get(given)):
+        for i, value in enumerate(jax.device_get(computed)):
             shared[f"given{i}"][...] = value
         carry, treedef = jax.tree.flatten(jax.device_get(now.carry))
         for i, value in enumerate(carry):
@@ -162,12 +162,12 @@ def plan_rollouts(
     def of_size(size: int) -> Split:
         carry = jax.eval_shape(lambda: agent.acting.initial_carry(size))
         obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((size, *s.shape), s.dtype), env.spec.obs)
-        seen = carry, obs, jax.ShapeDtypeStruct((size,), bool)
+        at_step = carry, obs, jax.ShapeDtypeStruct((size,), bool)
         return split(
-            lambda tick, step, seen: act(tick[0], *seen, step[0], tick[1], step[1]),
+            lambda tick, step, at_step: act(tick[0], *at_step, step[0], tick[1], step[1]),
             (inputs, hyper),
             (key, jax.ShapeDtypeStruct((), jnp.int32)),
-            seen,
+            at_step,
         )
 
     whole = of_size(whole_size)
@@ -177,8 +177,8 @@ def plan_rollouts(
     # a single environment of a group has its own part of each value, and needs no axis
     if whole_size > 1:
         axes = environment_axes(whole, of_size(whole_size + 1), (whole_size, whole_size + 1))
-    given = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
-    joined = all(one.axis is not None or not one.each_step for one in given)
+    layouts = [Given(when == When.STEP, a) for when, a in zip(whole.when, axes, strict=True)]
+    joined = all(one.axis is not None or not one.each_step for one in layouts)
     rows = env.num_envs * env.num_seeds
     sizes = {
         max(segment.rows.stop - segment.rows.start, min(whole_size, LEAST))
@@ -192,7 +192,7 @@ def plan_rollouts(
         require_apart(splits[max(splits)])
     images = any(map(is_image, jax.tree.leaves(env.spec.obs)))
     programs = {size: act_program(one, images) for size, one in splits.items()}
-    compute = jax.jit(computed_ahead(env, whole, given, agent.rollout_length))
+    compute = jax.jit(computed_ahead(env, whole, layouts, agent.rollout_length))
     fields, (num_carry, num_decision, num_memory) = algorithm_fields(env, agent, rollout_shapes)
     for i, value in enumerate(jax.eval_shape(compute, *example)):
         fields[f"given{i}"] = value.shape, np.dtype(value.dtype)
@@ -201,7 +201,7 @@ def plan_rollouts(
         num_seeds=env.num_seeds,
         num_groups=env.num_groups,
         programs=programs,
-        given=given,
+        given=layouts,
         entries=tuple(sorted(env.spec.obs)) if isinstance(env.spec.obs, dict) else (),
         num_carry=num_carry,
         num_decision=num_decision,
@@ -238,14 +238,14 @@ def act_program(program: Split, images: bool = False) -> ActProgram:
 
 
 def computed_ahead(
-    env: HostEnv, whole: Split, given: list[Given], length: int
+    env: HostEnv, whole: Split, layouts: list[Given], length: int
 ) -> Callable[..., list[Any]]:
     """Return the function that computes what rollouts need before their first step.
 
     Args:
         env: Host environments.
         whole: Split function for the environments of a group.
-        given: How its values are arranged.
+        layouts: How its values are arranged.
         length: Steps of a rollout, ``T``.
 
     Returns:
@@ -255,57 +255,57 @@ def computed_ahead(
 
     def of_seed(inputs: Channels, hyper: Any, key: Any) -> list[Any]:
         leaves = jax.tree.leaves((inputs, hyper))
-        known = {value.number: x for value, x in zip(whole.inputs[When.TICK], leaves, strict=True)}
-        known = run_operations(fixed, known)
+        arrays = {value.number: x for value, x in zip(whole.inputs[When.TICK], leaves, strict=True)}
+        arrays = run_operations(fixed, arrays)
 
         def at(i: Any) -> list[Any]:
             drawn = {
                 value.number: x for value, x in zip(whole.inputs[When.STEP], (key, i), strict=True)
             }
-            all_known = run_operations(by_step, known | drawn)
+            all_known = run_operations(by_step, arrays | drawn)
             return [
                 all_known[value.number]
-                for value, one in zip(whole.given, given, strict=True)
+                for value, one in zip(whole.given, layouts, strict=True)
                 if one.each_step
             ]
 
         calls = jnp.arange(length * env.num_groups, dtype=jnp.int32).reshape(length, env.num_groups)
         drawn = iter(jax.vmap(jax.vmap(at))(calls))  # [T, G, ...]
         return [
-            next(drawn) if one.each_step else known[value.number]
-            for value, one in zip(whole.given, given, strict=True)
+            next(drawn) if one.each_step else arrays[value.number]
+            for value, one in zip(whole.given, layouts, strict=True)
         ]
 
     def compute(inputs: Channels, hyper: Any, key: Any) -> list[Any]:
         values = over_slices(env, of_seed, (0, 0, 0))(inputs, hyper, key)
         if env.num_seeds == 1:
             values = [value[None] for value in values]
-        return [arranged(env, value, one) for value, one in zip(values, given, strict=True)]
+        return [arranged(env, value, one) for value, one in zip(values, layouts, strict=True)]
 
     return compute
 
 
-def arranged(env: HostEnv, value: Any, given: Given) -> Any:
+def arranged(env: HostEnv, value: Any, layout: Given) -> Any:
     """Arrange a computed value as the processes read it.
 
     Args:
         env: Host environments.
         value: Array ``[S, ...]``, of each step ``[S, T, G, ...]``, with the environments of a group
-            at ``given.axis`` of the rest.
-        given: How it is arranged.
+            at ``layout.axis`` of the rest.
+        layout: How it is arranged.
 
     Returns:
         The array as described by `Given`.
     """
-    if given.each_step:
+    if layout.each_step:
         value = jnp.moveaxis(value, 0, 2)  # [T, G, S, ...]
-        if given.axis is None:
+        if layout.axis is None:
             return value
-        value = jnp.moveaxis(value, 3 + given.axis, 3)
+        value = jnp.moveaxis(value, 3 + layout.axis, 3)
         return value.reshape(value.shape[0], -1, *value.shape[4:])
-    if given.axis is None:
+    if layout.axis is None:
         return value
-    value = jnp.moveaxis(value, 1 + given.axis, 1)
+    value = jnp.moveaxis(value, 1 + layout.axis, 1)
     every_group = jnp.broadcast_to(value[None], (env.num_groups, *value.shape))
     return every_group.reshape(-1, *value.shape[2:])
 
@@ -402,18 +402,18 @@ def read_rollout(
     def observed(obs: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         following = obs[1:].copy()
         following[final_rows] = final[final_rows]
-        own = following if env.num_seeds == 1 else by_seed(env, following, 1)
-        return by_seed(env, obs[:-1], 1), own, by_seed(env, obs[-1], 0)
+        next_by_seed = following if env.num_seeds == 1 else by_seed(env, following, 1)
+        return by_seed(env, obs[:-1], 1), next_by_seed, by_seed(env, obs[-1], 0)
 
     if isinstance(env.spec.obs, dict):
         entries = {
             name: observed(shared["obs"][name], shared["final_obs"][name])
             for name in sorted(env.spec.obs)
         }
-        seen: Any = [{name: parts[i] for name, parts in entries.items()} for i in range(3)]
+        observations: Any = [{name: parts[i] for name, parts in entries.items()} for i in range(3)]
     else:
-        seen = observed(shared["obs"], shared["final_obs"])
-    obs, next_obs, last = seen
+        observations = observed(shared["obs"], shared["final_obs"])
+    obs, next_obs, last = observations
     step = HostStep(
         obs=obs,
         next_obs=next_obs,

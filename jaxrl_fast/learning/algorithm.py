@@ -194,8 +194,8 @@ class Part(NamedTuple):
     Attributes:
         networks: Networks by name. The part's key initializes the first; keys derived from it
             initialize the others.
-        gradients: ``(own, peers, batch, key, hyper) -> GradientResult``. ``own`` is the part's
-            `Learned`, ``peers`` has at least the `Learned` of the parts that it ``reads``,
+        gradients: ``(learned, peers, batch, key, hyper) -> GradientResult``. ``learned`` is the
+            part's `Learned`, ``peers`` has at least the `Learned` of the parts that it ``reads``,
             ``batch`` an `OnPolicyBatch` or `ReplayBatch` with leaves ``[L, B, ...]``, ``hyper`` the
             hyper-parameters of this tick.
         optimizers: One for each network, each with a separate clip of the gradient norm.
@@ -462,9 +462,9 @@ def replaced(declared: DeclaredAlgorithm, changes: dict[str, Any]) -> AnyAlgorit
     hyper = changes.get("hyper")
     if hyper is not None and type(hyper) is type(declared.hyper):
         changes = {n: value for n, value in changes.items() if n != "hyper"} | hyper._asdict()
-    own = {name: changes[name] for name in changes if name in types_of(type(declared))}
-    other = {name: changes[name] for name in changes if name not in own}
-    changed = dataclasses.replace(declared, **own) if own else declared
+    declared_changes = {name: changes[name] for name in changes if name in types_of(type(declared))}
+    other = {name: changes[name] for name in changes if name not in declared_changes}
+    changed = dataclasses.replace(declared, **declared_changes) if declared_changes else declared
     if not other:
         return changed
     record = Algorithm(

@@ -141,8 +141,8 @@ def averaging_parameters(
         private, feedback, metrics = jax.vmap(one_learner)(
             private, _shares(inputs["batches"], learners), keys
         )
-        own = {_local(name): private[name].learned for name in team}
-        return private, own | feedback, over_updates(metrics, learning.nan)
+        published = {_local(name): private[name].learned for name in team}
+        return private, published | feedback, over_updates(metrics, learning.nan)
 
     def init_server(key: jax.Array) -> Channels:
         return {name: state.learned for name, state in init_states(learning, team, key).items()}
@@ -168,9 +168,17 @@ def averaging_parameters(
     how: dict[str, Any] = dict(start=learning.start, init_name="learn")
     tags = tags_of(learning, team)
     learn_all = Fragment(
-        learn, init, step, reads, written, lambda p: learning.no_feedback(team, learners), **how
+        learn,
+        init,
+        step,
+        reads=reads,
+        writes=written,
+        publish=lambda p: learning.no_feedback(team, learners),
+        **how,
     )
-    average = Fragment(server, init_server, step_server, local, team, lambda p: p, **how)
+    average = Fragment(
+        server, init_server, step_server, reads=local, writes=team, publish=lambda p: p, **how
+    )
     return (
         learn_all._replace(counts=True, tags=tags, division=axes),
         average._replace(tags=(SERVER, *tags[1:])),
@@ -203,10 +211,10 @@ def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -
     else:
         fragments = tuple(fragment for pair in pairs.values() for fragment in pair)
     delays: Delays = {}
-    seen: set[str] = set()
+    written: set[str] = set()
     for fragment in fragments:
-        delays |= {(fragment.name, c): 1 for c in fragment.reads if c in parts and c not in seen}
-        seen |= set(fragment.writes)
+        delays |= {(fragment.name, c): 1 for c in fragment.reads if c in parts and c not in written}
+        written |= set(fragment.writes)
     return Learners(fragments, delays)
 
 
@@ -216,7 +224,7 @@ def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragmen
         learning.agent.updates_per_tick,
         learning.agent.experience.take,
     )
-    own, back = _gradients(name), learning.feeds_back((name,))
+    channel, back = _gradients(name), learning.feeds_back((name,))
 
     def init(key: jax.Array) -> Channels:
         return learning.no_feedback((name,), learners)
@@ -231,19 +239,27 @@ def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragmen
             share: Batches, feedback: Channels, key: jax.Array
         ) -> tuple[GradientResult, Channels]:
             index = share.indices[turn % rounds]
-            found = part.gradients(inputs[name], peers, take(share.data, index), key, hyper)
-            seen = {
-                c: add_feedback(feedback[c], share, index, found.priorities, turn % rounds)
+            result = part.gradients(inputs[name], peers, take(share.data, index), key, hyper)
+            new_feedback = {
+                c: add_feedback(feedback[c], share, index, result.priorities, turn % rounds)
                 for c in back
             }
-            return found._replace(priorities=()), seen
+            return result._replace(priorities=()), new_feedback
 
-        found, private = jax.vmap(one_learner)(batches, private, jax.random.split(key, learners))
-        return private, {own: found, **private}, {}
+        result, private = jax.vmap(one_learner)(batches, private, jax.random.split(key, learners))
+        return private, {channel: result, **private}, {}
 
-    reads, writes = ("batches", name, *part.reads), (own, *back)
+    reads, writes = ("batches", name, *part.reads), (channel, *back)
     fragment = Fragment(
-        own, init, step, reads, writes, lambda p: p, learning.start, rounds=rounds, counts=True
+        channel,
+        init,
+        step,
+        reads=reads,
+        writes=writes,
+        publish=lambda p: p,
+        start=learning.start,
+        rounds=rounds,
+        counts=True,
     )
     axes = ShardingAxes(0, dict.fromkeys(writes, 0), learners, "learners")
     return fragment._replace(tags=tags_of(learning, (name,)), division=axes)
@@ -259,11 +275,11 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
         private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array
     ) -> tuple:
         def make(state: PartState) -> Updated:
-            found = inputs[_gradients(name)]
+            results = inputs[_gradients(name)]
             if learning.turns:
-                return _apply_in_turns(learning, part, state, found, hyper, turn)
+                return _apply_in_turns(learning, part, state, results, hyper, turn)
             return apply_gradients(
-                part, state, _mean(found), hyper, turn, drop_nonfinite=learning.nan == "skip"
+                part, state, _mean(results), hyper, turn, drop_nonfinite=learning.nan == "skip"
             )
 
         state, metrics, _ = (
@@ -286,14 +302,22 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
     how: dict[str, Any] = dict(
         start=learning.start, rounds=rounds, counts=True, init_name="learn", tags=tags
     )
-    return Fragment(f"server_{name}", init, step, (_gradients(name),), (name,), publish, **how)
+    return Fragment(
+        f"server_{name}",
+        init,
+        step,
+        reads=(_gradients(name),),
+        writes=(name,),
+        publish=publish,
+        **how,
+    )
 
 
 def _apply_in_turns(
     learning: Learning,
     part: Part,
     state: PartState,
-    found: GradientResult,
+    results: GradientResult,
     hyper: Any,
     turn: jax.Array,
 ) -> Updated:
@@ -302,7 +326,7 @@ def _apply_in_turns(
 
     The last learner's gradients are as old as A3C's with equally fast learners.
     """
-    (learners,) = {leaf.shape[0] for leaf in jax.tree.leaves(found)}
+    (learners,) = {leaf.shape[0] for leaf in jax.tree.leaves(results)}
 
     def one(state: PartState, xs: tuple[GradientResult, jax.Array]) -> tuple[PartState, Metrics]:
         updated = apply_gradients(
@@ -310,7 +334,7 @@ def _apply_in_turns(
         )
         return updated.state, updated.metrics
 
-    state, metrics = jax.lax.scan(one, state, (found, turn * learners + jnp.arange(learners)))
+    state, metrics = jax.lax.scan(one, state, (results, turn * learners + jnp.arange(learners)))
     return Updated(state, over_updates(metrics, learning.nan))
 
 
@@ -340,7 +364,7 @@ def _mean(tree: PyTree) -> PyTree:
 
 def _held(part: Part, params: dict[str, PyTree]) -> dict[str, PyTree]:
     """Return params within the constraints of their networks."""
-    return {name: part.networks[name].project(own) for name, own in params.items()}
+    return {name: part.networks[name].project(tree) for name, tree in params.items()}
 
 
 def _local(name: str) -> str:

@@ -281,8 +281,8 @@ def quantile_head(num_quantiles: int) -> ValueHead:
     def loss(
         outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        found = quantile_huber(outputs, reward + bootstrap * following)
-        return found, found
+        step_losses = quantile_huber(outputs, reward + bootstrap * following)
+        return step_losses, step_losses
 
     return ValueHead(num_quantiles, lambda outputs: jnp.mean(outputs, axis=-1), loss)
 
@@ -307,8 +307,8 @@ def implicit_head(num_levels: int) -> ValueHead:
         outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         (quantiles, levels), (samples, _) = jnp.split(outputs, 2), jnp.split(following, 2)
-        found = quantile_huber(quantiles, reward + bootstrap * samples, levels=levels)
-        return found, found
+        step_losses = quantile_huber(quantiles, reward + bootstrap * samples, levels=levels)
+        return step_losses, step_losses
 
     return ValueHead(1, expected, loss, num_levels)
 

@@ -60,8 +60,8 @@ def make_feedback(batches: Batches, priorities: jax.Array) -> Feedback:
     """
     none = jnp.full(batches.places.number.shape, -jnp.inf, priorities.dtype)
     updates = batches.indices, priorities.reshape(batches.indices.shape)
-    index, found = (x.swapaxes(0, 1).reshape(len(none), -1) for x in updates)
-    return Feedback(batches.places, put_priorities(none, index, found))
+    index, values = (x.swapaxes(0, 1).reshape(len(none), -1) for x in updates)
+    return Feedback(batches.places, put_priorities(none, index, values))
 
 
 def add_feedback(

@@ -226,19 +226,24 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
             for name, x in by_network.items()
         }
 
+    def of_learned(function: Callable[[Packing, Any], Any], state: PartState) -> Learned:
+        return Learned(
+            params=over(function, state.learned.params),
+            target=over(function, state.learned.target),
+        )
+
     def begin(state: PartState) -> PartState:
-        learned = Learned(*(over(pack, networks) for networks in state.learned))
-        return PartState(learned, over(pack_moments, state.opt_state))
+        return PartState(of_learned(pack, state), over(pack_moments, state.opt_state))
 
     def end(state: PartState) -> PartState:
         likes = {name: (state.opt_state[name], like.opt_state[name]) for name in packings}
         return PartState(published(state), {**state.opt_state, **over(unpack_moments, likes)})
 
     def published(state: PartState) -> Learned:
-        return Learned(*(over(unpack, networks) for networks in state.learned))
+        return of_learned(unpack, state)
 
     def seen(state: PartState) -> Learned:
-        return Learned(*(over(shown, networks) for networks in state.learned))
+        return of_learned(shown, state)
 
     def update(
         state: PartState,
@@ -248,9 +253,9 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
         hyper: Any,
         updates: jax.Array,
     ) -> Updated:
-        found = part.gradients(seen(state), peers, batch, key, hyper)
-        found = found._replace(grads=over(pack, found.grads))
-        return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
+        result = part.gradients(seen(state), peers, batch, key, hyper)
+        result = result._replace(grads=over(pack, result.grads))
+        return apply_gradients(part, state, result, hyper, updates, drop_nonfinite=drop_nonfinite)
 
     return Trainer(begin, end, seen, published, update)
 
@@ -310,11 +315,15 @@ def scan_joined(
 
     def gather(state: PyTree) -> tuple[dict, list]:
         leaves = jax.tree.leaves(state)
-        vectors = {dtype: jnp.stack([leaves[i] for i in own]) for dtype, own in places.items()}
+        vectors = {
+            dtype: jnp.stack([leaves[i] for i in indices]) for dtype, indices in places.items()
+        }
         return vectors, [leaf for leaf in leaves if leaf.ndim]
 
     def scatter(vectors: dict, arrays: list) -> PyTree:
-        numbers = {i: vectors[dtype][n] for dtype, own in places.items() for n, i in enumerate(own)}
+        numbers = {
+            i: vectors[dtype][n] for dtype, indices in places.items() for n, i in enumerate(indices)
+        }
         others = iter(arrays)
         return jax.tree.unflatten(
             structure, [numbers[i] if i in numbers else next(others) for i in range(len(leaves))]

@@ -101,8 +101,10 @@ def make_view(spec: EnvSpec) -> View:
     def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*leaf.shape[:-1], stack * leaf.shape[-1]), leaf.dtype)
 
-    seen = spec._replace(obs=put_images(spec.obs, jax.tree.map(stacked, images)), frame_stack=0)
-    return View(seen, images, stack)
+    stacked_spec = spec._replace(
+        obs=put_images(spec.obs, jax.tree.map(stacked, images)), frame_stack=0
+    )
+    return View(stacked_spec, images, stack)
 
 
 def only_images(view: View, obs: PyTree) -> PyTree:
@@ -181,15 +183,15 @@ def stacked_acting(acting: Acting, view: View) -> Acting:
     def explore(
         learned: Peers, carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
     ) -> tuple[jax.Array, Carry, Extras]:
-        seen, frames = look(view, carry.frames, obs, first)
-        action, after, extras = acting.explore(learned, carry, seen, first, key, hyper)
+        stacked_obs, frames = look(view, carry.frames, obs, first)
+        action, after, extras = acting.explore(learned, carry, stacked_obs, first, key, hyper)
         return action, after._replace(frames=frames), extras
 
     def greedy(
         weights: dict[str, PyTree], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, Carry]:
-        seen, frames = look(view, carry.frames, obs, first)
-        action, after = acting.greedy(weights, carry, seen, first, key)
+        stacked_obs, frames = look(view, carry.frames, obs, first)
+        action, after = acting.greedy(weights, carry, stacked_obs, first, key)
         return action, after._replace(frames=frames)
 
     def initial_carry(num_envs: int) -> Carry:
@@ -244,8 +246,8 @@ def stacked_on_policy(
         lambda example: init_recent(view, num_envs, shards),
         step,
         take_tabled,
-        shards,
-        reads,
+        shards=shards,
+        reads=reads,
         state_axes=0,
     )
     return made._replace(memory_every=data.sequence_length or 1)
@@ -286,11 +288,10 @@ def values_of_stacks(
         )
 
     before = jax.tree.map(lambda x: x[0], memory)
-    return Values(
-        *jax.lax.scan(
-            one_step, before, (rollout.obs, rollout.next_obs, rollout.action, rollout.first)
-        )[1]
+    _, (now, following) = jax.lax.scan(
+        one_step, before, (rollout.obs, rollout.next_obs, rollout.action, rollout.first)
     )
+    return Values(now=now, next=following)
 
 
 def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyTree, PyTree]:

@@ -344,7 +344,13 @@ def on_policy_experience(
     shards, every = shards_of(agent, data, num_envs, max_shards), data.sequence_length or 1
     reads = (data.critic,) if data.targets is not None else ()
     return Experience(
-        lambda example: (), step, take_batch, shards, reads, state_axes=0, memory_every=every
+        lambda example: (),
+        step,
+        take_batch,
+        shards=shards,
+        reads=reads,
+        state_axes=0,
+        memory_every=every,
     )
 
 
@@ -408,7 +414,12 @@ def make_batch(
         Data ``[T, E, ...]``.
     """
     batch = OnPolicyBatch(
-        rollout.obs, rollout.action, rollout.first, {}, rollout.extras.decision, {}
+        rollout.obs,
+        rollout.action,
+        rollout.first,
+        memory={},
+        extras=rollout.extras.decision,
+        targets={},
     )
     if data.targets is not None:
         assert values is not None

@@ -127,7 +127,9 @@ def sample_fragment(
         return private, {"rollout": rollout}, metrics
 
     axes = ShardingAxes(0, {"rollout": 1}, env.num_envs, "environments")
-    return Fragment("sample", init, step, reads, ("rollout",), tags=(SAMPLING,), division=axes)
+    return Fragment(
+        "sample", init, step, reads=reads, writes=("rollout",), tags=(SAMPLING,), division=axes
+    )
 
 
 def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "stop") -> Fragment:
@@ -165,7 +167,15 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "
         return {"statistics": private.statistics}
 
     axes = ShardingAxes(StatisticsState(None, 0), {}, env.num_envs, "environments")  # type: ignore[arg-type]
-    return Fragment("statistics", init, step, ("rollout",), ("statistics",), publish, division=axes)
+    return Fragment(
+        "statistics",
+        init,
+        step,
+        reads=("rollout",),
+        writes=("statistics",),
+        publish=publish,
+        division=axes,
+    )
 
 
 def experience_fragment(
@@ -200,8 +210,16 @@ def experience_fragment(
     unit = f"logical shards (common divisor of {max_shards}, num_envs and the batch)"
     written = {"batches": Batches(data=0, indices=1, places=0)}  # type: ignore[arg-type]
     limit, tags = ("shards", max_shards), (REPLAY,) if agent.experience.refills else ()
-    axes = ShardingAxes(agent.experience.state_axes, written, agent.experience.shards, unit, limit)
-    return Fragment("experience", init, step, reads, ("batches",), tags=tags, division=axes)
+    axes = ShardingAxes(
+        private=agent.experience.state_axes,
+        writes=written,
+        width=agent.experience.shards,
+        unit=unit,
+        limit=limit,
+    )
+    return Fragment(
+        "experience", init, step, reads=reads, writes=("batches",), tags=tags, division=axes
+    )
 
 
 def with_priorities(fragment: Fragment, agent: BoundAgent) -> Fragment:
@@ -355,7 +373,16 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
         reward = jnp.zeros((env.num_envs, *reward_shape(env.spec)), jnp.float32)
         carry = agent.acting.initial_carry(env.num_envs)
         action, _, extras = agent.acting.explore(learned, carry, obs, flag, key, agent.hyper)
-        return Transition(obs, action, reward, obs, flag, flag, flag, extras)
+        return Transition(
+            obs=obs,
+            action=action,
+            reward=reward,
+            next_obs=obs,
+            terminated=flag,
+            truncated=flag,
+            first=flag,
+            extras=extras,
+        )
 
     step = jax.eval_shape(one_step, jax.random.key(0))
     whole = jax.tree.map(
@@ -473,7 +500,7 @@ def require_agents(algorithm: AnyAlgorithm, spec: EnvSpec) -> None:
             "algo=mappo or algo=pqn_vdn"
         )
     if spec.own_sizes and algorithm.options["share_parameters"]:
-        sizes = ", ".join(f"{seen} and {number}" for seen, number in spec.own_sizes)
+        sizes = ", ".join(f"{obs_size} and {number}" for obs_size, number in spec.own_sizes)
         raise ValueError(
             f"the agents of {spec.name} differ in observations or actions (sizes: {sizes}) and cannot share a network: "
             "write algo.share_parameters=false"

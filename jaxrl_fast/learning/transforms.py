@@ -49,9 +49,9 @@ def transformed(experience: Experience, agent: Agent, hyper: Any) -> Experience:
     def apply(
         state: PyTree, rollout: Transition, learned: Peers, hyper: Any, key: jax.Array
     ) -> tuple:
-        own = {name: learned[name] for name in transform.reads}
+        peers = {name: learned[name] for name in transform.reads}
         return transform.apply(
-            rollout, own, state, hyper, jax.random.fold_in(key, stable_hash("transform"))
+            rollout, peers, state, hyper, jax.random.fold_in(key, stable_hash("transform"))
         )
 
     def init(example: Transition | None) -> TransformedState:
@@ -72,9 +72,9 @@ def transformed(experience: Experience, agent: Agent, hyper: Any) -> Experience:
         hyper: Any,
         key: jax.Array,
     ) -> tuple[TransformedState, Batches]:
-        rollout, own = apply(state.transform, rollout, learned, hyper, key)
+        rollout, after = apply(state.transform, rollout, learned, hyper, key)
         storage, batches = experience.step(state.storage, rollout, learned, statistics, hyper, key)
-        return TransformedState(own, storage), batches
+        return TransformedState(after, storage), batches
 
     return experience._replace(
         init=init,

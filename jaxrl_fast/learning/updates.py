@@ -96,8 +96,8 @@ def update(
     Returns:
         The updated part.
     """
-    found = part.gradients(state.learned, peers, batch, key, hyper)
-    return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
+    result = part.gradients(state.learned, peers, batch, key, hyper)
+    return apply_gradients(part, state, result, hyper, updates, drop_nonfinite=drop_nonfinite)
 
 
 UpdatePart = Callable[..., Updated]
@@ -148,7 +148,13 @@ def trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
         return update(part, state, peers, batch, key, hyper, updates, drop_nonfinite=drop_nonfinite)
 
     learned = lambda state: state.learned  # noqa: E731
-    return Trainer(lambda state: state, lambda state: state, learned, learned, step)
+    return Trainer(
+        begin=lambda state: state,
+        end=lambda state: state,
+        learned=learned,
+        published=learned,
+        update=step,
+    )
 
 
 def apply_gradients(
@@ -482,7 +488,15 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
 
     name, reads, writes = named("learn", parts, team), ("batches", *outside), team + fed_back
     fragment = Fragment(
-        name, init, step, reads, writes, publish, learning.start, init_name="learn", counts=True
+        name,
+        init,
+        step,
+        reads=reads,
+        writes=writes,
+        publish=publish,
+        start=learning.start,
+        init_name="learn",
+        counts=True,
     )
     by_agents = (
         NOT_SHARDED if learning.agent.num_agents is None else divided_by_agents(learning, team)
@@ -559,25 +573,31 @@ def run_updates(
         index, part_keys, count = xs
         batch = take(batches.data, index)
         metrics: Metrics = {}
-        found: PyTree = ()
+        sampling_priorities: PyTree = ()
         for name, part_key in zip(team, part_keys, strict=True):
-            seen = peers | {
+            all_peers = peers | {
                 other: trainers[other].learned(state) for other, state in states.items()
             }
-            given: dict[str, Any] = dict(
-                peers=seen, batch=batch, key=part_key, hyper=hyper, updates=count
+            arguments: dict[str, Any] = dict(
+                peers=all_peers, batch=batch, key=part_key, hyper=hyper, updates=count
             )
-            make, part = partial(trainers[name].update, **given), learning.parts[name]
+            make, part = partial(trainers[name].update, **arguments), learning.parts[name]
             due = (
                 make(states[name])
                 if part.every == 1
                 else step_when_due(part, make, states[name], count)
             )
-            states, own, priorities = {**states, name: due.state}, due.metrics, due.priorities
-            metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
-            found = priorities if name == learning.agent.experience.prioritized_by else found
+            states = {**states, name: due.state}
+            metrics |= {
+                metric_name(team, name, metric): value for metric, value in due.metrics.items()
+            }
+            if name == learning.agent.experience.prioritized_by:
+                sampling_priorities = due.priorities
         columns[:] = metrics
-        return states, (jnp.stack([value.astype(jnp.float32) for value in metrics.values()]), found)
+        return states, (
+            jnp.stack([value.astype(jnp.float32) for value in metrics.values()]),
+            sampling_priorities,
+        )
 
     keys = jax.vmap(lambda key: jax.random.split(key, len(team)))(jax.random.split(key, rounds))
     counts = turn * rounds + jnp.arange(rounds)

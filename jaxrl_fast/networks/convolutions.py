@@ -254,10 +254,12 @@ def features(obs: PyTree) -> jax.Array:
     Returns:
         float32 ``[L, B, features]``.
     """
-    seen = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
+    unmasked = [
+        leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)
+    ]
     leaves = [
         (to_real(x) if is_image(x, axes=2) else x.astype(jnp.float32)).reshape(*x.shape[:2], -1)
-        for x in seen
+        for x in unmasked
     ]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
 
@@ -288,14 +290,14 @@ class PixelNetwork(nn.Module):
 
         def see(obs: PyTree) -> jax.Array:
             leaves = self.leaves_of(obs)
-            seen = [
+            convolved = [
                 s(x)
                 for s, x in zip(
                     stages, (x for x in leaves if self.convolves(x, axes=2)), strict=True
                 )
             ]
             rest = [leaf for leaf in leaves if not self.convolves(leaf, axes=2)]
-            return jnp.concatenate([*seen, features(rest)] if rest else seen, axis=-1)
+            return jnp.concatenate([*convolved, features(rest)] if rest else convolved, axis=-1)
 
         if not recurrent:
             return self.body(see(obs), learning=learning)

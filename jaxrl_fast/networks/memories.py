@@ -104,10 +104,12 @@ class WithMemory(nn.Module):
         """Return outputs and states; with ``following``, ``(after, at)`` of `Memory.has_window`,
         outputs alone.
         """
-        found = self.memory.run(state, x, first, *following)
-        seen, states = (found, None) if following else found
-        seen = seen if action is None else jnp.concatenate([action, seen], axis=-1)
-        outputs = self.head(seen, learning=learning)
+        result = self.memory.run(state, x, first, *following)
+        remembered, states = (result, None) if following else result
+        remembered = (
+            remembered if action is None else jnp.concatenate([action, remembered], axis=-1)
+        )
+        outputs = self.head(remembered, learning=learning)
         return outputs if following else (outputs, states)
 
 
@@ -117,9 +119,9 @@ def _memory_of(make: Callable[[], Any]) -> Memory:
     """
     module = make()
     if not isinstance(module, nn.RNNCellBase):
-        return Memory(module.initial_state, lambda *given: make()(*given))
+        return Memory(module.initial_state, lambda *inputs: make()(*inputs))
     shapes = jax.eval_shape(lambda: module.initialize_carry(jax.random.key(0), (1, 1)))
-    return Memory(partial(_zeros, shapes), lambda *given: over_steps(make(), *given))
+    return Memory(partial(_zeros, shapes), lambda *inputs: over_steps(make(), *inputs))
 
 
 def _own_memory(make: Callable[[int], Any], size: int, name: str) -> Memory:
@@ -149,10 +151,10 @@ def _own_memory(make: Callable[[int], Any], size: int, name: str) -> Memory:
         except Exception as error:
             raise ValueError(f"{name} fails with x {jnp.shape(x)}: {fault_of(error)}") from error
         wanted = jax.tree.map(lambda old: (*first.shape, *old.shape[1:]), state)
-        given, found = getattr(features, "shape", ()), jax.tree.map(jnp.shape, states)
-        if given[:-1] != first.shape or found != wanted:
+        shape, state_shapes = getattr(features, "shape", ()), jax.tree.map(jnp.shape, states)
+        if shape[:-1] != first.shape or state_shapes != wanted:
             raise ValueError(
-                f"{name} returns features {given} and states {found} for x {jnp.shape(x)}: write features "
+                f"{name} returns features {shape} and states {state_shapes} for x {jnp.shape(x)}: write features "
                 f"{(*first.shape, size)}, of any last size, and states {wanted}"
             )
         return features, states
@@ -396,7 +398,7 @@ class GtrXl(nn.Module):
             jnp.split(state["hidden"].swapaxes(0, 1), self.layers, axis=-1)
         )
         embed = nn.Dense(self.size, kernel_init=scaled_normal(1.0), name="embed")
-        hidden, own, entered = embed(x), None if after is None else embed(after), []
+        hidden, queries, entered = embed(x), None if after is None else embed(after), []
         steps = jnp.broadcast_to(jnp.arange(length)[:, None], first.shape)
         now = None, _view(steps - 1, episode, episodes, self.window)[1]
         later = (
@@ -408,10 +410,12 @@ class GtrXl(nn.Module):
             block = Block(self.size, self.window, name=f"layer_{i}")
             context = jnp.concatenate([past[i], hidden])
             entered.append(context)
-            own = own if own is None or later is None else block(own, context, *later)
+            queries = (
+                queries if queries is None or later is None else block(queries, context, *later)
+            )
             hidden = block(hidden, context, *now)
-        if own is not None:
-            return own
+        if queries is not None:
+            return queries
         return hidden, _windows(jnp.concatenate(entered, axis=-1), episodes, length, self.window)
 
     def initial_state(self, batch_size: int) -> dict[str, jax.Array]:
@@ -430,8 +434,8 @@ def _view(
         it is seen.
     """
     index = jnp.arange(len(episodes))[None, None] - at.T[..., None] - 1
-    seen = (index >= 0) & (index < window) & (episode.T[..., None] == episodes.T[:, None])
-    return jnp.clip(index, 0, window - 1)[:, None], seen[:, None]
+    visible = (index >= 0) & (index < window) & (episode.T[..., None] == episodes.T[:, None])
+    return jnp.clip(index, 0, window - 1)[:, None], visible[:, None]
 
 
 def _windows(
@@ -457,7 +461,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array
+        self, inputs: jax.Array, context: jax.Array, index: Any, visible: jax.Array
     ) -> jax.Array:
         """Map inputs ``[N, B, size]`` to outputs; ``context`` is ``[W + L, B, size]``, the others
         are of `_view`.
@@ -465,10 +469,12 @@ class Block(nn.Module):
         ``index`` is None where the query n follows the step n - 1.
         """
         norm = nn.LayerNorm(name="norm_attention")
-        attended = nn.relu(Attention(self.size, self.window)(norm(own), norm(context), index, seen))
-        own = Gate(self.size, name="gate_attention")(own, attended)
-        inside = nn.relu(nn.Dense(self.size)(nn.LayerNorm()(own)))
-        return Gate(self.size, name="gate_dense")(own, nn.relu(nn.Dense(self.size)(inside)))
+        attended = nn.relu(
+            Attention(self.size, self.window)(norm(inputs), norm(context), index, visible)
+        )
+        inputs = Gate(self.size, name="gate_attention")(inputs, attended)
+        inside = nn.relu(nn.Dense(self.size)(nn.LayerNorm()(inputs)))
+        return Gate(self.size, name="gate_dense")(inputs, nn.relu(nn.Dense(self.size)(inside)))
 
 
 class Attention(nn.Module):
@@ -479,13 +485,13 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, own: jax.Array, context: jax.Array, index: Any, seen: jax.Array
+        self, inputs: jax.Array, context: jax.Array, index: Any, visible: jax.Array
     ) -> jax.Array:
         heads = math.gcd(NUM_HEADS, self.size)
         by_head = lambda x: x.reshape(*x.shape[:2], heads, self.size // heads).transpose(1, 2, 0, 3)  # noqa: E731
         dense = partial(nn.Dense, self.size, use_bias=False, kernel_init=scaled_normal(1.0))
         keys, values = dense(name="key"), dense(name="value")
-        query = by_head(dense(name="query")(own))  # [B, H, N, D]
+        query = by_head(dense(name="query")(inputs))  # [B, H, N, D]
         sinusoids = jnp.asarray(_sinusoids(self.window + 1, self.size))[:, None]
         places = by_head(dense(name="place")(sinusoids))[0]  # [H, W + 1, D]
         bias = partial(
@@ -500,17 +506,17 @@ class Attention(nn.Module):
         )
         # [B, H, N, W + L]
         apart = jnp.einsum("bhnd,bhjd->bhnj", by_content, by_head(keys(context))) + further
-        apart = jnp.where(seen, apart, -1e9)
-        itself = jnp.sum(by_content * by_head(keys(own)), axis=-1, keepdims=True) + nearest
+        apart = jnp.where(visible, apart, -1e9)
+        itself = jnp.sum(by_content * by_head(keys(inputs)), axis=-1, keepdims=True) + nearest
         most = jax.lax.stop_gradient(jnp.maximum(jnp.max(apart, axis=-1, keepdims=True), itself))
         of_context, of_itself = (
             jnp.exp((x - most) / math.sqrt(query.shape[-1])) for x in (apart, itself)
         )
         read = jnp.einsum(
             "bhnj,bhjd->bhnd", of_context, by_head(values(context))
-        ) + of_itself * by_head(values(own))
+        ) + of_itself * by_head(values(inputs))
         read = read / (jnp.sum(of_context, axis=-1, keepdims=True) + of_itself)
-        return dense(name="out")(read.transpose(2, 0, 1, 3).reshape(own.shape))
+        return dense(name="out")(read.transpose(2, 0, 1, 3).reshape(inputs.shape))
 
 
 def _shifted(x: jax.Array) -> jax.Array:

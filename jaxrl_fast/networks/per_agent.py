@@ -83,10 +83,10 @@ def shared_network(one: Network, num_agents: int) -> Network:
         numbers = jnp.broadcast_to(
             jnp.eye(num_agents)[None, None], (length, batch, num_agents, num_agents)
         )
-        seen = jax.tree.map(merged, _with_number(own_obs(obs), numbers))
+        agent_obs = jax.tree.map(merged, _with_number(own_obs(obs), numbers))
         begins = merged(jnp.broadcast_to(first[:, :, None], (length, batch, num_agents)))
         before = jax.tree.map(lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), memory)
-        return jax.tree.map(parted, function(params, before, seen, begins))
+        return jax.tree.map(parted, function(params, before, agent_obs, begins))
 
     def initial_memory(batch_size: int) -> PyTree:
         memory = one.initial_memory(batch_size * num_agents)
@@ -103,8 +103,8 @@ def shared_network(one: Network, num_agents: int) -> Network:
             first: jax.Array,
             action: Any = None,
         ) -> tuple:
-            own = jnp.broadcast_to(jnp.eye(num_agents)[number], (*first.shape, num_agents))
-            return function(params, memory, _with_number(obs, own), first)
+            one_hot = jnp.broadcast_to(jnp.eye(num_agents)[number], (*first.shape, num_agents))
+            return function(params, memory, _with_number(obs, one_hot), first)
 
         return over(one, run_one), params
 
@@ -139,11 +139,13 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
         first: jax.Array,
         action: Any = None,
     ) -> tuple:
-        def one_agent(own: PyTree, before: PyTree, seen: PyTree) -> tuple[Any, PyTree]:
-            return function(own, before, seen, first)
+        def one_agent(
+            agent_params: PyTree, before: PyTree, agent_obs: PyTree
+        ) -> tuple[Any, PyTree]:
+            return function(agent_params, before, agent_obs, first)
 
-        seen = obs if see_all else own_obs(obs)
-        return jax.vmap(one_agent, in_axes=(0, 1, each), out_axes=2)(params, memory, seen)
+        agent_obs = obs if see_all else own_obs(obs)
+        return jax.vmap(one_agent, in_axes=(0, 1, each), out_axes=2)(params, memory, agent_obs)
 
     def initial_memory(batch_size: int) -> PyTree:
         one_agent = one.initial_memory(batch_size)
@@ -152,11 +154,13 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
     def of_agent(number: int, params: PyTree) -> tuple[Network, PyTree]:
         return one, jax.tree.map(lambda leaf: leaf[number], params)
 
-    own = over(one, run)._replace(
+    network = over(one, run)._replace(
         init=init, initial_memory=initial_memory, action_shape=None, trailing_axes=2
     )
-    own = own if one.project is UNCONSTRAINED else own._replace(project=jax.vmap(one.project))
-    return own._replace(separate=True, of_agent=of_agent)
+    network = (
+        network if one.project is UNCONSTRAINED else network._replace(project=jax.vmap(one.project))
+    )
+    return network._replace(separate=True, of_agent=of_agent)
 
 
 def mixing_network(one: Network) -> Network:

@@ -99,21 +99,21 @@ def with_variances(arrays: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The arrays with variances by the paths of today.
     """
-    found = dict(arrays)
+    converted = dict(arrays)
     for path in [
         path
         for path in arrays
         if path.endswith("samples") and np.asarray(arrays[path]).dtype.kind == "f"
     ]:
         prefix, count = path.removesuffix("samples"), np.asarray(arrays[path])
-        found[path] = np.minimum(count, 2.0**30).astype(np.int32)
+        converted[path] = np.minimum(count, 2.0**30).astype(np.int32)
         for name in [
             name for name in arrays if name.startswith((f"{prefix}m2", f"{prefix}variance"))
         ]:
-            sums = np.asarray(found.pop(name))
+            sums = np.asarray(converted.pop(name))
             lead = np.maximum(count, 1.0).reshape(count.shape + (1,) * (sums.ndim - count.ndim))
-            found[name.replace(f"{prefix}m2", f"{prefix}variance")] = sums / lead
-    return found
+            converted[name.replace(f"{prefix}m2", f"{prefix}variance")] = sums / lead
+    return converted
 
 
 def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
@@ -208,11 +208,11 @@ def _normalize_rewards(
     return jnp.clip(reward * factor, -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
 
 
-def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
+def normalizes(requested: bool | None, spec: EnvSpec) -> bool:
     """Return whether observations are normalized.
 
     Args:
-        asked: The setting; None normalizes unless all leaves are images or grids
+        requested: The setting; None normalizes unless all leaves are images or grids
             ``[height, width, channels]``, whose entries have one unit: Freeway after 100,000 steps
             had 1.7 (0.6 to 3.3) with normalization and 3.6 (0.7 to 6.2) without (3 seeds).
         spec: Environment.
@@ -224,12 +224,12 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
         ValueError: Normalization is requested and there are only images.
     """
     leaves = [leaf for path, leaf in jax.tree.leaves_with_path(spec.obs) if not is_mask(path)]
-    if asked and all(map(is_image, leaves)):
+    if requested and all(map(is_image, leaves)):
         what = f"{spec.name}, whose observations are images: their bytes are always scaled to 0..1"
         raise ValueError(
             f"normalize_observations=true does not support {what}. Leave normalize_observations out."
         )
-    return any(len(leaf.shape) < 3 for leaf in leaves) if asked is None else asked
+    return any(len(leaf.shape) < 3 for leaf in leaves) if requested is None else requested
 
 
 def update_returns(

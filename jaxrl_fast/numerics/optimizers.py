@@ -275,13 +275,13 @@ def read_number(name: str, value: Any, allowed: Number) -> Any:
     ):
         return value
     try:
-        found = CONVERT[allowed.kind][0](value)
+        number = CONVERT[allowed.kind][0](value)
     except (TypeError, ValueError, KeyError):
         raise _wrong_kind(name, value, allowed) from None
-    if not allowed.holds(*(numbers_of(found) if allowed.kind == "rate" else (found,))):
-        shown = plain(found) if isinstance(found, Schedule) else value
-        raise ValueError(f"{name}={shown}: {allowed.instead_of(*numbers_of(found))}")
-    return found
+    if not allowed.holds(*(numbers_of(number) if allowed.kind == "rate" else (number,))):
+        shown = plain(number) if isinstance(number, Schedule) else value
+        raise ValueError(f"{name}={shown}: {allowed.instead_of(*numbers_of(number))}")
+    return number
 
 
 def _wrong_kind(name: str, value: Any, allowed: Number) -> ValueError:
@@ -312,11 +312,13 @@ def declared_number(hint: Any) -> Number | None:
     """
     if hint in (int, int | None):
         return SIZE._replace(optional=hint is not int)
-    found = next(
+    declared = next(
         (data for data in getattr(hint, "__metadata__", ()) if isinstance(data, Number)), None
     )
     return (
-        found._replace(kind="number") if found is not None and get_args(hint)[0] is float else found
+        declared._replace(kind="number")
+        if declared is not None and get_args(hint)[0] is float
+        else declared
     )
 
 
@@ -340,15 +342,15 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
         checks |= {name: check_function for name, hint in hints.items() if is_function(hint)}
 
         @wraps(function)
-        def checked(*args: Any, **given: Any) -> Any:
-            for name in sorted(checks.keys() & given.keys()):
-                checks[name](name, given[name], hints[name])
-            given |= {
-                name: read_number(name, given[name], ranges[name])
-                for name in given
+        def checked(*args: Any, **options: Any) -> Any:
+            for name in sorted(checks.keys() & options.keys()):
+                checks[name](name, options[name], hints[name])
+            options |= {
+                name: read_number(name, options[name], ranges[name])
+                for name in options
                 if name in ranges
             }
-            return function(*args, **given)
+            return function(*args, **options)
 
         return cast(Factory, checked)
 
@@ -553,9 +555,9 @@ def read_optimizer(text: str) -> tuple[str, dict[str, float]]:
     """
     name, *numbers = str(text).split(":")
     with suppress(ValueError, KeyError):
-        found = dict(zip(CONSTANTS[name][: len(numbers)], map(float, numbers), strict=True))
-        if all(0.0 <= x < 1.0 for x in found.values()) and found.get("eps", 1.0) > 0.0:
-            return name, found
+        constants = dict(zip(CONSTANTS[name][: len(numbers)], map(float, numbers), strict=True))
+        if all(0.0 <= x < 1.0 for x in constants.values()) and constants.get("eps", 1.0) > 0.0:
+            return name, constants
     wanted = "adam:epsilon:beta1:beta2 or rmsprop:epsilon:decay with numbers, such as adam:1e-5:0.9:0.999"
     raise ValueError(f"optimizer={text}: write one of {', '.join(OPTIMIZERS)}, or {wanted}")
 

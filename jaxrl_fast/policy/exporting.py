@@ -99,13 +99,13 @@ def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
         Leaves ``[T, E, ...]``.
     """
     adapter, stats = policy.adapter, policy.params.obs
-    known = stats is not None and float(stats.samples) > 0
+    has_moments = stats is not None and float(stats.samples) > 0
     names = [
         jax.tree_util.keystr(path, simple=True, separator=".")
         for path, _ in jax.tree.leaves_with_path(policy.spec.obs)
     ]
     moments: dict[str, Any] = {}
-    if stats is not None and known:
+    if stats is not None and has_moments:
         moments = dict(
             zip(
                 names,
@@ -340,9 +340,9 @@ def describe(policy: Policy) -> dict[str, str]:
 
 def _action_text(spec: EnvSpec, array: Callable[..., str]) -> str:
     """Describe the actions of an exported file."""
-    own = spec.action_space
-    if own is not None and own["kind"] == "Agents":
-        each = own["spaces"].items()
+    action_space = spec.action_space
+    if action_space is not None and action_space["kind"] == "Agents":
+        each = action_space["spaces"].items()
         return ", ".join(
             array(f"action.{name}", spaces.own_shape(one), spaces.file_dtype(one))
             for name, one in each
@@ -355,12 +355,16 @@ def _action_text(spec: EnvSpec, array: Callable[..., str]) -> str:
         )
         return f"{array('action', shape, jnp.float32)} from {low} to {high}"
     if isinstance(space, Discrete):
-        start = 0 if own is None else own["start"]
+        start = 0 if action_space is None else action_space["start"]
         return (
             f"{array('action', shape, jnp.int32)} from {start} to {start + space.num_actions - 1}"
         )
-    shape, start = (shape, 0) if own is None else (spaces.own_shape(own), own.get("start", 0))
-    first = np.broadcast_to(start, np.shape(space.sizes) if own is None else shape)
+    shape, start = (
+        (shape, 0)
+        if action_space is None
+        else (spaces.own_shape(action_space), action_space.get("start", 0))
+    )
+    first = np.broadcast_to(start, np.shape(space.sizes) if action_space is None else shape)
     last = first + np.reshape(space.sizes, first.shape) - 1
     return f"{array('action', shape, jnp.int32)} from {first.tolist()} to {last.tolist()}"
 
@@ -391,7 +395,8 @@ def fast(policy: Policy) -> Callable[..., Any]:
         (".".join(["obs", *map(str, one.path)]), spaces.file_dtype(one.space)) for one in parts
     ]
     shapes = [spaces.own_shape(part.space) for part in parts]
-    outputs, own = [tensor.name for tensor in session.get_outputs()], policy.spec.action_space
+    outputs = [tensor.name for tensor in session.get_outputs()]
+    action_space = policy.spec.action_space
     num_actions = sum(name.partition(".")[0] == "action" for name in outputs)
     carried = [name.removeprefix("next_") for name in outputs[num_actions:]]
 
@@ -409,15 +414,15 @@ def fast(policy: Policy) -> Callable[..., Any]:
 
     def action_of(results: list[np.ndarray], lead: tuple[int, ...]) -> Any:
         actions = [x.reshape((*lead, *x.shape[1:])) for x in results[:num_actions]]
-        if own is None:
+        if action_space is None:
             return actions[0]
-        if own["kind"] == "Agents":
+        if action_space["kind"] == "Agents":
             each = {name.partition(".")[2]: x for name, x in zip(outputs, actions, strict=False)}
             return {
                 name: each[name].astype(spaces.own_dtype(one))[()]
-                for name, one in own["spaces"].items()
+                for name, one in action_space["spaces"].items()
             }
-        return actions[0].astype(spaces.own_dtype(own))[()]
+        return actions[0].astype(spaces.own_dtype(action_space))[()]
 
     def act(obs: PyTree) -> Any:
         feed, lead = feed_of(obs)

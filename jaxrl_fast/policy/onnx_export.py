@@ -90,14 +90,14 @@ def _convert(
 ) -> list[Value]:
     """Write a program's equations into the graph; return its results."""
     jaxpr, consts = program
-    known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, consts), strict=True))
-    known |= zip(jaxpr.invars, values, strict=True)
+    bound: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, consts), strict=True))
+    bound |= zip(jaxpr.invars, values, strict=True)
 
     def read(atom: Any) -> Value:
-        return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else known[atom]
+        return jaxprs.literal_array(atom) if jaxprs.is_literal(atom) else bound[atom]
 
     for eqn in _live(jaxpr):
-        known |= zip(
+        bound |= zip(
             eqn.outvars, _equation(graph, eqn, [read(atom) for atom in eqn.invars]), strict=True
         )
     return [read(atom) for atom in jaxpr.outvars]
@@ -309,8 +309,8 @@ def _scan(graph: OnnxGraph, eqn: Any, *values: Value) -> list[Value]:
     def fit(value: Value, old: tuple, new: tuple) -> Value:
         return value if len(old) == len(new) else _reshape(graph, value, new)
 
-    given, taken = jaxprs.shapes_of(eqn.invars), jaxprs.shapes_of(body.jaxpr.invars)
-    inputs = [fit(x, old, new) for x, old, new in zip(values, given, taken, strict=True)]
+    outer_shapes, taken = jaxprs.shapes_of(eqn.invars), jaxprs.shapes_of(body.jaxpr.invars)
+    inputs = [fit(x, old, new) for x, old, new in zip(values, outer_shapes, taken, strict=True)]
     results = _convert(graph, body, inputs)
     made, stacked = jaxprs.shapes_of(body.jaxpr.outvars), jaxprs.shapes_of(eqn.outvars)
     return [fit(y, old, new) for y, old, new in zip(results, made, stacked, strict=True)]

@@ -158,10 +158,10 @@ def make_policy(
     def act_arrays(
         params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array
     ) -> tuple:
-        seen = obs if params.obs is None else normalize(params.obs, obs)
+        inputs = obs if params.obs is None else normalize(params.obs, obs)
         if not remembers:  # any carry is accepted, even ()
-            return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
-        return acting.greedy(params.parts, carry, seen, first, key)
+            return acting.greedy(params.parts, acting.greedy_carry(1), inputs, first, key)[0], carry
+        return acting.greedy(params.parts, carry, inputs, first, key)
 
     def act(
         params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array
@@ -285,12 +285,12 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
                 f"algo.make={make}, or load_policy(path, algorithm=...)"
             )
         options = made_by["options"]
-        own = " ".join(
+        own_code = " ".join(
             f"algo.{name}={options[name]}" for name in CODE if names_code(options.get(name))
         )
-        if algorithm is None and own:
+        if algorithm is None and own_code:
             raise ValueError(
-                f"its {own} is your own, and code that a folder names is not executed: write {own} again, or "
+                f"its {own_code} is your own, and code that a folder names is not executed: write {own_code} again, or "
                 f"load_policy(path, algorithm=jf.{made_by['algo']})"
             )
         agent, view = built_again(spec, made_by, algorithm)
@@ -302,16 +302,16 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
         ) from error
     wanted = by_name(template)
     try:
-        found = serialization.msgpack_restore(stored)
-        found = with_variances(
-            _named_by_position(found, wanted) if description["format"] == BY_POSITION else found
+        loaded = serialization.msgpack_restore(stored)
+        loaded = with_variances(
+            _named_by_position(loaded, wanted) if description["format"] == BY_POSITION else loaded
         )
-        leaves: list[Any] = [found.get(name) for name in wanted]
+        leaves: list[Any] = [loaded.get(name) for name in wanted]
     except Exception as error:  # errors of msgpack and flax on damaged bytes vary
         raise ValueError(
             f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}"
         ) from error
-    if difference := _difference(found, wanted):
+    if difference := _difference(loaded, wanted):
         owner = "they are of different runs" if algorithm is None else _other_networks(algorithm)
         raise ValueError(
             f"{folder}/params.msgpack does not match {folder}/policy.json: {difference}: {owner}"
@@ -322,14 +322,14 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
     return make_policy(spec, acting, params, made_by)
 
 
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def _difference(loaded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Describe the first array that differs in name, shape or type between a file and the networks."""
 
     def described(array: Any) -> str:
         return f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else "missing"
 
-    for name in dict.fromkeys([*wanted, *found]):
-        there, here = described(found.get(name)), described(wanted.get(name))
+    for name in dict.fromkeys([*wanted, *loaded]):
+        there, here = described(loaded.get(name)), described(wanted.get(name))
         if there != here or there == "missing":
             return f"{name} is {there} in the file, {here} in the networks"
     return ""
@@ -369,8 +369,8 @@ def built_again(
             factory
         ).parameters  # a user's may call one of this package with other options
         every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-        given = algorithm.keywords if isinstance(algorithm, partial) else {}
-        stored = {**made_by["options"], **given}
+        keywords = algorithm.keywords if isinstance(algorithm, partial) else {}
+        stored = {**made_by["options"], **keywords}
         options = {
             name: x for name, x in stored.items() if every or name in taken or algorithm is None
         }
@@ -603,7 +603,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         **facts,
         "obs": obs,
         "action": action,
-        "own_sizes": [list(own) for own in spec.own_sizes],
+        "own_sizes": [list(sizes) for sizes in spec.own_sizes],
     }
 
 
@@ -694,7 +694,7 @@ def policy_of_agent(policy: Policy, number: int) -> Policy:
 
 def _statistics_of_agent(statistics: RunningStats, obs_spec: PyTree, number: int) -> RunningStats:
     def own(tree: PyTree) -> PyTree:
-        seen = {key: tree[key] for key in obs_spec} if isinstance(obs_spec, dict) else tree
-        return jax.tree.map(lambda leaf: leaf[number], seen)
+        entries = {key: tree[key] for key in obs_spec} if isinstance(obs_spec, dict) else tree
+        return jax.tree.map(lambda leaf: leaf[number], entries)
 
     return RunningStats(statistics.samples, own(statistics.mean), own(statistics.variance))

@@ -97,11 +97,8 @@ class SpaceAdapter:
         readers = self._readers
         try:
             if self.space["kind"] == "Agents":
-                if not (
-                    isinstance(obs, Mapping)
-                    and obs
-                    and set(obs) - {"world_state"} <= set(self.space["spaces"])
-                ):
+                agents = set(obs) - {"world_state"} if isinstance(obs, Mapping) else set()
+                if not agents or not agents <= set(self.space["spaces"]):
                     raise ValueError(f"its agents are {', '.join(self.space['spaces'])}")
                 readers = {path: both for path, both in readers.items() if path[0] in obs}
             values = [read(obs) for _, read in readers.values()]
@@ -113,31 +110,31 @@ class SpaceAdapter:
             return tuple(readers), values
         except ValueError as error:
             texts = {path: spaces.text_of(part.space) for path, (part, _) in readers.items()}
-            asked = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
-            seen = spaces.text_of_value(obs)
-            seen += "" if str(error).startswith(f"it is {seen}, not ") else f": {error}"
+            expected = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
+            received = spaces.text_of_value(obs)
+            received += "" if str(error).startswith(f"it is {received}, not ") else f": {error}"
             raise ValueError(
-                f"the policy of {self.spec.name} takes {asked}, but this observation is {seen}"
+                f"the policy of {self.spec.name} takes {expected}, but this observation is {received}"
             ) from error
 
     def to_arrays(self, paths: Sequence[tuple], values: Sequence[Any], xp: Any = jnp) -> PyTree:
         """Convert parts ``[..., *own]`` to the arrays of training; others are zeros."""
-        given, spec = dict(zip(paths, values, strict=True)), self.spec.obs
+        by_path, spec = dict(zip(paths, values, strict=True)), self.spec.obs
         lead = self.lead(paths, values)
         if self.spec.obs_space is None:
             every = [part.path for part in spaces.parts_of(self.space)]
             leaves = [
-                xp.asarray(given[path], s.dtype)
-                if path in given
+                xp.asarray(by_path[path], s.dtype)
+                if path in by_path
                 else xp.zeros((*lead, *s.shape), s.dtype)
                 for path, s in zip(every, jax.tree.leaves(spec), strict=True)
             ]
             return jax.tree.unflatten(jax.tree.structure(spec), leaves)
         if self.space["kind"] == "Agents":
             assert self.spec.action_space is not None
-            arrays = spaces.encode_agents(self.space, self.spec.action_space, spec, given, xp)
+            arrays = spaces.encode_agents(self.space, self.spec.action_space, spec, by_path, xp)
         else:
-            arrays = spaces.encode(self.space, given, xp)
+            arrays = spaces.encode(self.space, by_path, xp)
         if not isinstance(spec, dict):
             return arrays
         empty = {
@@ -203,15 +200,17 @@ class SpaceAdapter:
                 needed |= {var for var in equation.invars if isinstance(var, Var)}
         return [var in needed for var in jaxpr.invars]
 
-    def _used(self, parts: Sequence[spaces.SpacePart], seen: Sequence[bool]) -> list[bool]:
+    def _used(self, parts: Sequence[spaces.SpacePart], is_read: Sequence[bool]) -> list[bool]:
         """Return for each part whether its array is read."""
         if self.spec.obs_space is None or len(parts) == 1:
-            return list(seen) if len(seen) == len(parts) else [True] * len(parts)
+            return list(is_read) if len(is_read) == len(parts) else [True] * len(parts)
         if self.space["kind"] == "Agents":
             return [True] * len(parts)
         names = {
             path[0].key
-            for (path, _), used in zip(jax.tree.leaves_with_path(self.spec.obs), seen, strict=True)
+            for (path, _), used in zip(
+                jax.tree.leaves_with_path(self.spec.obs), is_read, strict=True
+            )
             if used
         }
         return [
@@ -232,8 +231,8 @@ def adapter_of(
     Returns:
         The adapter.
     """
-    found: SpaceAdapter | None = getattr(act_arrays, "adapter", None)
-    if found is None or found.spec is not spec:
-        found = SpaceAdapter(spec, act_arrays, initial_carry)
-        vars(act_arrays)["adapter"] = found
-    return found
+    adapter: SpaceAdapter | None = getattr(act_arrays, "adapter", None)
+    if adapter is None or adapter.spec is not spec:
+        adapter = SpaceAdapter(spec, act_arrays, initial_carry)
+        vars(act_arrays)["adapter"] = adapter
+    return adapter

@@ -129,10 +129,10 @@ def entries_for(teacher: EnvSpec, student: EnvSpec, name: str) -> Entries:
         raise ValueError(
             f"teacher: it acts in {teacher.name}, whose actions differ from those in {student.name}"
         )
-    known = student.obs if isinstance(student.obs, dict) else {"": student.obs}
+    available = student.obs if isinstance(student.obs, dict) else {"": student.obs}
     wanted = teacher.obs if isinstance(teacher.obs, dict) else {"": teacher.obs}
     for key, leaf in wanted.items():
-        if jax.tree.map(lambda s: (s.shape, s.dtype), known.get(key)) != jax.tree.map(
+        if jax.tree.map(lambda s: (s.shape, s.dtype), available.get(key)) != jax.tree.map(
             lambda s: (s.shape, s.dtype), leaf
         ):
             raise ValueError(
@@ -159,7 +159,7 @@ def labeling(teacher: Policy, entries: Entries) -> Callable[..., tuple[Transitio
     def apply(
         rollout: Transition, parts: Peers, state: TaughtState, hyper: Any, key: jax.Array
     ) -> tuple:
-        seen, carry = entries(rollout.obs), state.carry
+        observed, carry = entries(rollout.obs), state.carry
         if remembers:
 
             def step(carry: PyTree, xs: tuple) -> tuple[PyTree, jax.Array]:
@@ -167,10 +167,10 @@ def labeling(teacher: Policy, entries: Entries) -> Callable[..., tuple[Transitio
                 action, carry = teacher.act_arrays(state.params, carry, obs, first, key)
                 return carry, action
 
-            carry, action = jax.lax.scan(step, carry, (seen, rollout.first))
+            carry, action = jax.lax.scan(step, carry, (observed, rollout.first))
         else:
             steps, num_envs = rollout.first.shape
-            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observed)
             action, _ = teacher.act_arrays(state.params, (), flat, rollout.first.reshape(-1), key)
             action = action.reshape(steps, num_envs, *action.shape[1:])
         extras: Extras = rollout.extras
@@ -211,9 +211,9 @@ def taught_part(agent: Agent, space: Actions, name: str, network: str) -> Part:
         return agent.decide({name: outputs}, obs, agent.init_decide(1), key, None, False)[0]
 
     def gradients(
-        own: Learned, peers: Peers, batch: Any, key: jax.Array, hyper: Any
+        learned: Learned, peers: Peers, batch: Any, key: jax.Array, hyper: Any
     ) -> GradientResult:
-        result, weight = part.gradients(own, peers, batch, key, hyper), getattr(hyper, WEIGHT)
+        result, weight = part.gradients(learned, peers, batch, key, hyper), getattr(hyper, WEIGHT)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, obs = outputs_of(params, batch)
@@ -222,7 +222,7 @@ def taught_part(agent: Agent, space: Actions, name: str, network: str) -> Part:
             )
             return loss, {"teacher_loss": loss}
 
-        grads, metrics = gradients_of(loss_fn, own.params[network])
+        grads, metrics = gradients_of(loss_fn, learned.params[network])
         own_share = 1.0 if alone else 1.0 - weight
         plain, imitating = trainable(result.grads[network]), trainable(grads)
         mixed = jax.tree.map(lambda a, b: own_share * a + weight * b, plain, imitating)

@@ -149,15 +149,15 @@ def by_improvement(
 
     Source: Snoek et al. (2012), arXiv 1206.2944, section 3.2.
     """
-    known = [one for one in outcomes if one.score is not None]
-    if number < STARTS or len(known) < STARTS or len({one.score for one in known}) == 1:
+    scored = [one for one in outcomes if one.score is not None]
+    if number < STARTS or len(scored) < STARTS or len({one.score for one in scored}) == 1:
         return random_shares(space, seed, number)
     rng = np.random.default_rng([seed, number, 1])
     keys = list(space.draws)
     drawn = [random_shares(space, seed + 1, int(rng.integers(2**31))) for _ in range(CANDIDATES)]
     candidates = np.array([[shares[key] for key in keys] for shares in drawn])
-    points = np.array([[one.shares[key] for key in keys] for one in known])
-    scores = standardized(known)
+    points = np.array([[one.shares[key] for key in keys] for one in scored])
+    scores = standardized(scored)
     waiting = [[one.shares[key] for key in keys] for one in outcomes if one.score is None]
     running = np.array(waiting).reshape(-1, len(keys))
     if len(running):
@@ -165,7 +165,7 @@ def by_improvement(
         points, scores = np.concatenate([points, running]), np.concatenate([scores, expected])
     mean, deviation = posterior(points, scores, candidates)
     gain = expected_improvement(mean, deviation, scores.max())
-    timed = [one for one in known if one.steps > 0 and one.seconds > 0.0]
+    timed = [one for one in scored if one.steps > 0 and one.seconds > 0.0]
     if len(timed) >= STARTS:
         logs = np.log([one.seconds / one.steps for one in timed])
         at = np.array([[one.shares[key] for key in keys] for one in timed])
@@ -175,19 +175,19 @@ def by_improvement(
     return drawn[int(np.argmax(gain))]
 
 
-def standardized(known: Sequence[TrialOutcome]) -> np.ndarray:
+def standardized(scored: Sequence[TrialOutcome]) -> np.ndarray:
     """Return scores with mean 0 and deviation 1, by rank, so that one disaster does not hide the
     differences above it.
 
     A trial that was stopped early counts with its last score, a diverged one as the worst.
 
     Args:
-        known: Trials with a score.
+        scored: Trials with a score.
 
     Returns:
         Numbers ``[n]``.
     """
-    scores = np.array([one.score for one in known], float)
+    scores = np.array([one.score for one in scored], float)
     worst = np.min(scores[np.isfinite(scores)], initial=0.0)
     scores = np.where(np.isfinite(scores), scores, worst)
     low = np.quantile(scores, 0.25)

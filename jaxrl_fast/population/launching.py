@@ -35,7 +35,7 @@ def write_jobs(
         "utf-8", "replace"
     ):
         raise ConfigError(f"{SCRIPT} exists, and no sweep wrote it: move it away")
-    own = [
+    job_words = [
         word
         for word in words
         if word.partition("=")[0] not in ("launcher", "jobs", "run_dir", "seed")
@@ -43,8 +43,8 @@ def write_jobs(
     seeds = [int(read_word(word)[1]) for word in words if word.startswith("seed=")]
     first = seeds[-1] if seeds else 0
     folder = f"{name}-sweep/$JOB"
-    begin = f"{command_line(own, 'sweep')} seed=$(({first} + 1000 * JOB)) run_dir={folder}"
-    go_on = f"{command_line([], 'sweep')} resume={folder} {' '.join(word for word in own if names_own_code(word))}"
+    begin = f"{command_line(job_words, 'sweep')} seed=$(({first} + 1000 * JOB)) run_dir={folder}"
+    go_on = f"{command_line([], 'sweep')} resume={folder} {' '.join(word for word in job_words if names_own_code(word))}"
     share = f"if [ -f {folder}/{SWEEP_FILE} ]; then {go_on.strip()}; else {begin}; fi"
     if launcher == "slurm":
         lines = [

@@ -136,9 +136,9 @@ class Partial:
 
     def take(self) -> tuple[dict[str, np.ndarray], float]:
         """Return metrics and seconds, and begin anew."""
-        found = self.metrics, self.seconds
+        taken = self.metrics, self.seconds
         self.metrics, self.seconds = {}, 0.0
-        return found
+        return taken
 
 
 def scores_of(metrics: Mapping[str, np.ndarray], sampling: str) -> list[float | None]:
@@ -156,9 +156,9 @@ def scores_of(metrics: Mapping[str, np.ndarray], sampling: str) -> list[float | 
     bad |= (metrics[f"{sampling}/nonfinite_step"] >= 0).any(axis=1)
     episodes = np.cumsum(metrics[f"{sampling}/episodes"][:, ::-1], axis=1)
     returns = np.cumsum(metrics[f"{sampling}/episode_return_sum"][:, ::-1], axis=1)
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for slot in range(len(bad)):
         at = min(int(np.searchsorted(episodes[slot], SCORED_EPISODES)), episodes.shape[1] - 1)
         count = episodes[slot, at]
-        found.append(-np.inf if bad[slot] else float(returns[slot, at] / count) if count else None)
-    return found
+        scores.append(-np.inf if bad[slot] else float(returns[slot, at] / count) if count else None)
+    return scores

@@ -357,7 +357,11 @@ def needs_of(plan: SearchPlan, options: SearchOptions, job: Job) -> Needs:
     elif plan.exchange is not None and plan.trials > plan.at_once:
         waiting = plan.trials
     return Needs(
-        member, replay, slots, waiting, member * (slots + waiting * options.seeds_per_trial)
+        member_bytes=member,
+        replay_bytes=replay,
+        slots=slots,
+        waiting=waiting,
+        checkpoint_bytes=member * (slots + waiting * options.seeds_per_trial),
     )
 
 

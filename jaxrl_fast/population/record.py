@@ -86,8 +86,8 @@ def settings_at(book: Book, trial: Trial, segment: int) -> dict[str, Any]:
     Returns:
         Values by key.
     """
-    own = [row for row in book.lineage if row.member == trial.number and row.segment < segment]
-    return value_of(book.space, own[-1].shares)
+    rows = [row for row in book.lineage if row.member == trial.number and row.segment < segment]
+    return value_of(book.space, rows[-1].shares)
 
 
 def lineage_rows(book: Book) -> list[dict[str, Any]]:
@@ -124,8 +124,8 @@ def _cell(value: Any) -> Any:
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:
-    known = [one for one in scores if one is not None]
-    return float(np.mean(known)) if known else None
+    present = [one for one in scores if one is not None]
+    return float(np.mean(present)) if present else None
 
 
 def _finite(value: float | None) -> float | None:
@@ -143,13 +143,13 @@ def members(book: Book) -> dict[str, Any]:
         was best at the end, ``lineage`` and ``segment_steps``.
     """
     space: SearchSpace = book.space
-    shown, found = MOST_ROWS, []
+    shown, entries = MOST_ROWS, []
     first = [] if book.best is None else [book.best]
     for number in dict.fromkeys([*first, *book.ranking(), *book.trials]):
         trial = book.trials[number]
         shown -= trial.segments
         point = value_of(space, trial.shares)
-        found.append(
+        entries.append(
             {
                 "number": number,
                 "status": trial.status,
@@ -174,7 +174,7 @@ def members(book: Book) -> dict[str, Any]:
         for key, draw in space.draws.items()
     ]
     return {
-        **dict(settings=settings, members=found, lineage=lineage),
+        **dict(settings=settings, members=entries, lineage=lineage),
         **dict(segment_steps=book.segment_steps, segments=book.segments),
     }
 
@@ -193,8 +193,8 @@ def ancestry(book: Book, number: int) -> list[tuple[int, dict[str, Any]]]:
     changes: list[tuple[int, dict[str, Any]]] = []
     member, until = number, book.segments + 1
     while True:
-        own = [row for row in book.lineage if row.member == member and row.segment < until]
-        row = own[-1]
+        rows = [row for row in book.lineage if row.member == member and row.segment < until]
+        row = rows[-1]
         changes.append((row.segment, value_of(book.space, row.shares)))
         if row.parent is None:
             return changes[::-1]
@@ -218,7 +218,7 @@ def schedules_of(
         ``(share of the run, value)`` by key, for the rates that changed.
     """
     changes = ancestry(book, number)
-    found = {}
+    schedules = {}
     for key in book.space.rates:
         early = 0.5 * steps_per_tick / (book.segments * book.segment_steps)
         rows = [
@@ -227,8 +227,8 @@ def schedules_of(
         ]
         changed = [row for i, row in enumerate(rows) if i == 0 or row[1] != rows[i - 1][1]]
         if len(changed) > 1:
-            found[key] = changed
-    return found
+            schedules[key] = changed
+    return schedules
 
 
 def write_schedules(folder: Path, book: Book, number: int, steps_per_tick: int) -> dict[str, str]:

@@ -143,10 +143,10 @@ def read_draw(key: str, text: str, declared: Key, names: Names = OF_COMMAND) -> 
     if "" in parts or rest.count("[") != rest.count("]"):
         missing = "a value" if "" in parts else "a bracket"
         raise ConfigError(f"{named}: {missing} is missing: write {FORM}")
-    given = [parse_word(f"{key}={part}") for part in parts]
-    if any(word.several is not None for word in given):
+    parsed = [parse_word(f"{key}={part}") for part in parts]
+    if any(word.several is not None for word in parsed):
         raise ConfigError(f"{named}: write {FORM}")
-    values = tuple(read_value(names.setting(key), word.value, declared) for word in given)
+    values = tuple(read_value(names.setting(key), word.value, declared) for word in parsed)
     if kind in RANGES:
         _check_range(named, names.setting(key), kind, values)
     elif any(isinstance(value, Schedule) for value in values):
@@ -340,8 +340,8 @@ def describe_point(point: Mapping[str, Any]) -> str:
     Returns:
         Such as ``learning_rate 0.0003, discount 0.99``.
     """
-    words = {key.removeprefix("algo."): plain(value) for key, value in point.items()}
+    texts = {key.removeprefix("algo."): plain(value) for key, value in point.items()}
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {written(value)}"
-        for name, value in words.items()
+        for name, value in texts.items()
     )

@@ -61,11 +61,11 @@ def make_slots(job: Job, segment_ticks: int, *, own_ticks: bool) -> Slots:
     """
     most = max(1, MAX_CHUNK_STEPS // (job.plan.steps_per_tick * job.num_seeds))
     ticks = max(n for n in range(1, segment_ticks + 1) if segment_ticks % n == 0 and n <= most)
-    own = own_ticks and job.num_seeds > 1
+    separate_ticks = own_ticks and job.num_seeds > 1
     program = programs.compile(
-        job.graph, job.placement, ticks, job.num_seeds, OWN_TICKS if own else SEED_AXES
+        job.graph, job.placement, ticks, job.num_seeds, OWN_TICKS if separate_ticks else SEED_AXES
     )
-    return Slots(job, program, ticks, own)
+    return Slots(job, program, ticks, separate_ticks)
 
 
 def member_key(seed: int) -> jax.Array:
@@ -353,17 +353,17 @@ def copied(graph: Graph, state: TrainState, *, replay: bool) -> TrainState:
     fragments = {f.name: f for f in graph.fragments}
     writer = {c: f for f in graph.fragments for c in f.writes}
     private = {}
-    for name, own in state.private.items():
+    for name, part in state.private.items():
         tags = fragments[name].tags
         fixed = False if SAMPLING in tags else replay if REPLAY in tags else None
         private[name] = (
-            by_axes(fragments[name].division.private, own) if fixed is None else whole(own, fixed)
+            by_axes(fragments[name].division.private, part) if fixed is None else whole(part, fixed)
         )
     channels = {}
-    for name, own in state.channels.items():
+    for name, part in state.channels.items():
         f = writer[name]
         channels[name] = (
-            whole(own, False) if SAMPLING in f.tags else by_axes(f.division.writes.get(name), own)
+            whole(part, False) if SAMPLING in f.tags else by_axes(f.division.writes.get(name), part)
         )
     rest = {field: whole(getattr(state, field), False) for field in ("hyper", "tick", "key")}
     return TrainState(private, channels, **rest)

@@ -90,7 +90,7 @@ def read_sweep(words: Sequence[str]) -> Sweep:
     Raises:
         ConfigError: A word is wrong, or words contradict each other.
     """
-    given = {name: key.default for name, key in KEYS.items()}
+    values = {name: key.default for name, key in KEYS.items()}
     texts: dict[str, str] = {}
     others = []
     for word in words:
@@ -98,14 +98,14 @@ def read_sweep(words: Sequence[str]) -> Sweep:
         if name.startswith(PREFIX) and equals:
             texts[name.removeprefix(PREFIX)] = text
         elif name in KEYS:
-            given[name] = read_value(name, read_word(word)[1], KEYS[name])
+            values[name] = read_value(name, read_word(word)[1], KEYS[name])
         else:
             _check_key(word, name)
             others.append(word)
     run = compose(others)
     _check_run(run)
-    short = {name.removeprefix("population."): value for name, value in given.items()}
-    short["at_once"] = None if given["at_once"] == MEASURE else given["at_once"]
+    short = {name.removeprefix("population."): value for name, value in values.items()}
+    short["at_once"] = None if values["at_once"] == MEASURE else values["at_once"]
     options = SearchOptions(**{name: short[name] for name in keys_of(SearchOptions)})
     space = make_space(
         texts, _varying(run, texts), [f"algo.{name}" for name in make_algorithm(run).hyper._fields]
@@ -121,8 +121,10 @@ def read_sweep(words: Sequence[str]) -> Sweep:
                 f"{PREFIX}{key}: 0 switches it off, which compiles another program: leave 0 out"
             )
     check_options(options, space, run.total_steps)
-    _check_unused(given, run, space)
-    return Sweep(list(words), others, run, options, given, space)
+    _check_unused(values, run, space)
+    return Sweep(
+        words_given=list(words), words=others, run=run, options=options, given=values, space=space
+    )
 
 
 def _check_key(word: str, name: str) -> None:
@@ -133,19 +135,19 @@ def _check_key(word: str, name: str) -> None:
         raise ConfigError(f"{word}: {hint}")
 
 
-def _check_unused(given: Mapping[str, Any], run: Run, space: SearchSpace) -> None:
+def _check_unused(values: Mapping[str, Any], run: Run, space: SearchSpace) -> None:
     """Refuse words that would have no effect."""
-    if given["jobs"] != KEYS["jobs"].default and given["launcher"] == "none":
+    if values["jobs"] != KEYS["jobs"].default and values["launcher"] == "none":
         raise ConfigError(
-            f"jobs={given['jobs']} is for a script of jobs: write launcher=slurm or launcher=local with it"
+            f"jobs={values['jobs']} is for a script of jobs: write launcher=slurm or launcher=local with it"
         )
-    if given["launcher"] != "none" and run.run_dir is not None:
+    if values["launcher"] != "none" and run.run_dir is not None:
         raise ConfigError(
             f"run_dir={run.run_dir}: a script of jobs names a folder for each job: leave it out"
         )
-    if given["launcher"] != "none" and space.grid:
+    if values["launcher"] != "none" and space.grid:
         raise ConfigError(
-            f"launcher={given['launcher']}: every job would try the whole grid: write choice: for grid:"
+            f"launcher={values['launcher']}: every job would try the whole grid: write choice: for grid:"
         )
 
 
@@ -199,16 +201,14 @@ def take_resume(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     Raises:
         ConfigError: The folder is not a sweep's, or other words are given.
     """
-    given = [word.partition("=")[2] for word in words if word.startswith("resume=")]
-    if not given:
+    folders = [word.partition("=")[2] for word in words if word.startswith("resume=")]
+    if not folders:
         return None, list(words)
-    folder, others = (
-        local_path(given[-1], "resume"),
-        [word for word in words if not word.startswith("resume=")],
-    )
-    if not given[-1] or not folder.is_dir():
+    folder = local_path(folders[-1], "resume")
+    others = [word for word in words if not word.startswith("resume=")]
+    if not folders[-1] or not folder.is_dir():
         raise ConfigError(
-            f"resume={given[-1]}: there is no such folder: write the folder of a sweep"
+            f"resume={folders[-1]}: there is no such folder: write the folder of a sweep"
         )
     try:
         stored = json.loads((folder / SWEEP_FILE).read_text("utf-8"))["words"]

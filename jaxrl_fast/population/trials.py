@@ -66,8 +66,8 @@ class Trial:
             next((one for one in reversed(column) if one is not None), None)
             for column in zip(*self.scores[self.since : segments], strict=True)
         ]
-        known = [one for one in newest if one is not None]
-        return float(np.mean(known)) if known else None
+        present = [one for one in newest if one is not None]
+        return float(np.mean(present)) if present else None
 
     def add(self, scores: Iterable[float | None], seconds: float) -> None:
         """Record a segment."""
@@ -164,19 +164,19 @@ class Book:
         A trial that diverged counts at the first rung that it did not pass. One without an ended
         episode has the lowest score that can still go on.
         """
-        found = {}
+        scores = {}
         rungs = () if self.halving is None else self.halving.rungs
         for number, trial in self.trials.items():
             if trial.status == "diverged":
                 last = next((one for one in rungs if one >= trial.segments), trial.segments)
                 if rung == last:
-                    found[number] = -math.inf
+                    scores[number] = -math.inf
                 if rung >= last:
                     continue
             if trial.segments >= rung:
                 score = trial.score_at(rung)
-                found[number] = LOWEST if score is None else score
-        return found
+                scores[number] = LOWEST if score is None else score
+        return scores
 
     def settle(self, number: int) -> None:
         """Determine where a trial stands after a segment."""
@@ -192,23 +192,25 @@ class Book:
         """Return the trials that wait at a rung and may go on, those at the highest rung first."""
         if self.halving is None:
             return []
-        found: list[list[int]] = []
+        by_rung: list[list[int]] = []
         training = [trial.segments for trial in self.trials.values() if trial.status == "training"]
         for rung in self.halving.rungs[:-1]:
             complete = (
-                all_started and not any(found) and not any(segments < rung for segments in training)
+                all_started
+                and not any(by_rung)
+                and not any(segments < rung for segments in training)
             )
             more = promoted(
                 self.halving, self.at_rung(rung), self.gone_on.get(rung, []), complete=complete
             )
-            found.append(
+            by_rung.append(
                 [
                     n
                     for n in more
                     if self.trials[n].status == "waiting" and self.trials[n].segments == rung
                 ]
             )
-        return [number for numbers in reversed(found) for number in numbers]
+        return [number for numbers in reversed(by_rung) for number in numbers]
 
     def go_on(self, number: int) -> None:
         """Let a waiting trial train on."""
@@ -250,11 +252,11 @@ class Book:
         """Return the trials as a sampler sees them."""
         return [
             TrialOutcome(
-                t.shares,
-                t.score,
-                t.env_steps,
-                t.seconds[-1] / len(t.seeds) if t.seconds else 0.0,
-                t.status in ("finished", "diverged", "stopped"),
+                shares=t.shares,
+                score=t.score,
+                steps=t.env_steps,
+                seconds=t.seconds[-1] / len(t.seeds) if t.seconds else 0.0,
+                finished=t.status in ("finished", "diverged", "stopped"),
             )
             for t in self.trials.values()
         ]
@@ -263,8 +265,8 @@ class Book:
         """Return the numbers of all trials with a score: the longest trained first, of these the
         best.
         """
-        found = [t for t in self.trials.values() if t.scores]
-        found.sort(
+        scored = [t for t in self.trials.values() if t.scores]
+        scored.sort(
             key=lambda t: (
                 t.status == "diverged",
                 -t.segments,
@@ -272,7 +274,7 @@ class Book:
                 t.number,
             )
         )
-        return [t.number for t in found]
+        return [t.number for t in scored]
 
     def as_json(self) -> dict[str, Any]:
         """Return its content as plain data."""

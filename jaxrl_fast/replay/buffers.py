@@ -214,10 +214,10 @@ def ring_buffer(
         available,
         windows,
         end_episodes,
-        shards,
-        per_shard,
-        capacity_t // window.stride,
-        axes,
+        shards=shards,
+        envs_per_shard=per_shard,
+        slots=capacity_t // window.stride,
+        state_axes=axes,
     )
 
 
@@ -395,7 +395,12 @@ def fold_n_steps(
     extras = of_learned(steps.extras.decision) if data.keep else {}
     obs, action = of_learned((steps.obs, steps.action))
     batch = ReplayBatch(
-        obs, action, reward, bootstrap, jax.tree.map(at_last, steps.next_obs), extras
+        obs,
+        action,
+        reward,
+        bootstrap,
+        next_obs=jax.tree.map(at_last, steps.next_obs),
+        extras=extras,
     )
     if not memory:
         return batch

@@ -126,7 +126,10 @@ def image_buffer(
             lambda s: jnp.zeros((shards, size, per_shard, *s.shape), s.dtype), view.images
         )
         return ImageRingState(
-            ring, frames, *(jnp.zeros((shards, per_shard), jnp.int32) for _ in range(2))
+            ring=ring,
+            frames=frames,
+            head=jnp.zeros((shards, per_shard), jnp.int32),
+            start=jnp.zeros((shards, per_shard), jnp.int32),
         )
 
     def add(state: ImageRingState, rollout: Transition) -> ImageRingState:
@@ -167,7 +170,16 @@ def image_buffer(
 
     axes = ImageRingState(plain.state_axes, 0, 0, 0)  # type: ignore[arg-type]  # axes
     return Buffer(
-        init, add, available, windows, _end_episodes, shards, per_shard, plain.slots, axes, metrics
+        init,
+        add,
+        available,
+        windows,
+        _end_episodes,
+        shards=shards,
+        envs_per_shard=per_shard,
+        slots=plain.slots,
+        state_axes=axes,
+        metrics=metrics,
     )
 
 

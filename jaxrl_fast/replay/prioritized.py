@@ -182,10 +182,10 @@ def update_priorities(
     new = (jnp.abs(feedback.priority) + SMALLEST) ** exponent
     shard = jnp.arange(len(largest))[:, None]
     cleared = weight.at[shard, slot, feedback.places.env].set(0.0, mode="drop")
-    seen = jnp.max(jnp.where(slot < slots, new, 0.0), axis=1)
+    largest_new = jnp.max(jnp.where(slot < slots, new, 0.0), axis=1)
     return Priorities(
         cleared.at[shard, slot, feedback.places.env].max(new, mode="drop"),
-        jnp.maximum(largest, seen),
+        jnp.maximum(largest, largest_new),
     )
 
 

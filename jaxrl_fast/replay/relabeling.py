@@ -112,14 +112,14 @@ def hindsight_source(
 
     def sample(state: PyTree, key: jax.Array, hyper: Any) -> Sampled:
         sampled = source.sample(state, key, hyper)
-        (start, env), own = sampled.windows.at, state_of(state)
-        capacity_t = own.ahead.shape[1]
+        (start, env), buffer = sampled.windows.at, state_of(state)
+        capacity_t = buffer.ahead.shape[1]
         time_key, own_key = jax.random.split(jax.random.fold_in(key, stable_hash("hindsight")))
-        most = gather(own.ahead, start[..., None] % capacity_t, env)[..., 0]
+        most = gather(buffer.ahead, start[..., None] % capacity_t, env)[..., 0]
         least = jnp.minimum(window.length - 1, most)
         offset = least + jax.random.randint(time_key, start.shape, 0, most - least + 1)
-        found = gather(own.ring.data, (start + offset)[..., None] % capacity_t, env)
-        later = jax.tree.map(lambda leaf: leaf[:, :, 0], found)
+        future = gather(buffer.ring.data, (start + offset)[..., None] % capacity_t, env)
+        later = jax.tree.map(lambda leaf: leaf[:, :, 0], future)
         keys = jax.random.split(own_key, start.shape)
         steps = jax.vmap(jax.vmap(relabel))(sampled.windows.steps, later, keys)
         return sampled._replace(windows=sampled.windows._replace(steps=steps, at=()))

@@ -185,14 +185,16 @@ def _segment(
     one_round: bool,
 ) -> Segment:
     mesh = home[fragments[0].name]
-    own = {c for f in fragments for c in f.writes}
+    produced = {c for f in fragments for c in f.writes}
     aged = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 1}
-    now = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 0} - own
-    held = own & set(graphs.stored_channels(graph))
+    now = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 0} - produced
+    held = produced & set(graphs.stored_channels(graph))
     outside = set(graphs.stored_channels(graph)) | {
         c for f in graph.fragments if f not in fragments for c in f.reads
     }
-    stored, fresh, written = (tuple(sorted(names)) for names in (aged | held, now, own & outside))
+    stored, fresh, written = (
+        tuple(sorted(names)) for names in (aged | held, now, produced & outside)
+    )
     axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     at = {c: lay(mesh, axes[c], num_seeds) for c in (*stored, *fresh, *written)}
@@ -219,7 +221,17 @@ def _segment(
     whole, devices = lay(mesh, None, num_seeds), tuple(mesh.devices.flat)
     if not transfer.is_here(devices):
         step = transfer.passed_over(step, {c: at[c] for c in written}, whole)
-    return Segment(fragments, step, stay[0], stay[1], written, moved, whole, devices, jit)
+    return Segment(
+        fragments,
+        step,
+        stored=stay[0],
+        fresh=stay[1],
+        written=written,
+        moved=moved,
+        whole=whole,
+        devices=devices,
+        jit=jit,
+    )
 
 
 def _jit(
@@ -253,12 +265,20 @@ def _jit(
     whole = lay(mesh, None, num_seeds)
     acting = all(SAMPLING in f.tags for f in fragments)
     return Jit(
-        one_seed.__name__,
-        over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
-        (0,),
-        (private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
-        (private, {c: at[c] for c in written}, whole),
-        compiler_options(mesh, products=graph.products, acting=acting),
+        name=one_seed.__name__,
+        function=over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
+        donate=(0,),
+        in_shardings=(
+            private,
+            {c: at[c] for c in stored},
+            {c: at[c] for c in fresh},
+            whole,
+            whole,
+            None,
+            None,
+        ),
+        out_shardings=(private, {c: at[c] for c in written}, whole),
+        options=compiler_options(mesh, products=graph.products, acting=acting),
     )
 
 
@@ -324,8 +344,8 @@ class Chain(NamedTuple):
     def __call__(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Run a chunk, as `Program.run`."""
         first_tick = int(state.tick)
-        own = hosts.own_copy((state.hyper, state.key))
-        shared = {id(s): hosts.put(own, s.whole) for s in self.segments}
+        copied = hosts.own_copy((state.hyper, state.key))
+        shared = {id(s): hosts.put(copied, s.whole) for s in self.segments}
         now, rows = state, []
         for tick in range(first_tick, first_tick + self.ticks_per_chunk):
             now, metrics = self._tick(now, np.int32(tick), shared)
@@ -346,10 +366,10 @@ class Chain(NamedTuple):
             stored = dict(state.channels)
             for round in range(stage.rounds):
                 for segment in stage.segments:
-                    own, written, more = self._run(
+                    after, written, more = self._run(
                         segment, private, stored, fresh, shared[id(segment)], tick, round
                     )
-                    private |= own
+                    private |= after
                     fresh |= written
                     metrics.append(more)
                 if stage.rounds > 1:  # an edge of age 1 within a cycle is one round old
@@ -370,17 +390,17 @@ class Chain(NamedTuple):
         tick: np.int32,
         round: int,
     ) -> tuple[dict[str, Any], Channels, Metrics]:
-        own = {f.name: private[f.name] for f in segment.fragments}
+        of_segment = {f.name: private[f.name] for f in segment.fragments}
         inputs = [
-            {c: given[c] for c in names} | transfer.move({c: given[c] for c in moved}, moved)
-            for given, names, moved in zip(
+            {c: channels[c] for c in names} | transfer.move({c: channels[c] for c in moved}, moved)
+            for channels, names, moved in zip(
                 (stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True
             )
         ]
         called_s = time.perf_counter()
         if segment.joint:
             transfer.turns.wait()
-        out = segment.step(own, *inputs, *shared, tick, np.int32(round))
+        out = segment.step(of_segment, *inputs, *shared, tick, np.int32(round))
         if segment.joint:
             transfer.turns.began(out[1:])
         if self.watch is not None:
@@ -440,9 +460,9 @@ def make_chain(
         return Chain(_compile_stages(stages, state, lay_channels, num_seeds), ticks_per_chunk)
 
     def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, Chain]:
-        found = None if store is None else _ready_from(store, stages, init_jit, keys, hyper)
-        if found is not None:
-            first_state, own_stages = found
+        loaded = None if store is None else _ready_from(store, stages, init_jit, keys, hyper)
+        if loaded is not None:
+            first_state, own_stages = loaded
             return lambda keys, hyper: place(first_state(keys, hyper)), Chain(
                 own_stages, ticks_per_chunk
             )
@@ -554,11 +574,11 @@ def _compile(traced: Any) -> jax.stages.Compiled:
 def _arguments(segment: Segment, state: TrainState, fresh: Channels) -> tuple:
     private = {f.name: state.private[f.name] for f in segment.fragments}
     stored = {c: state.channels[c] for c in (*segment.stored, *segment.moved[0])}
-    given = {c: fresh[c] for c in (*segment.fresh, *segment.moved[1])}
+    inputs = {c: fresh[c] for c in (*segment.fresh, *segment.moved[1])}
     return (
         private,
         stored,
-        given,
+        inputs,
         state.hyper,
         state.key,
         state.tick,

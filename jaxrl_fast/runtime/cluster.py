@@ -117,8 +117,8 @@ def find() -> Processes | None:
             return None
         port = os.environ.get("JAX_COORDINATOR_PORT")
         address = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
-        own = _local_devices(cluster.get_local_process_id())
-        return Processes(address, cluster.get_process_count(), cluster.get_process_id(), own)
+        local = _local_devices(cluster.get_local_process_id())
+        return Processes(address, cluster.get_process_count(), cluster.get_process_id(), local)
     except (
         Exception
     ) as error:  # from external environment variables and, in Kubernetes, from its servers
@@ -214,10 +214,10 @@ def describe_devices() -> str:
     Returns:
         A line for the log.
     """
-    own = jax.local_devices()
+    local = jax.local_devices()
     return (
-        f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} drives {len(own)} "
-        f"device{'s' if len(own) != 1 else ''} ({own[0].device_kind} {', '.join(str(device.id) for device in own)})"
+        f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} drives {len(local)} "
+        f"device{'s' if len(local) != 1 else ''} ({local[0].device_kind} {', '.join(str(device.id) for device in local)})"
     )
 
 
@@ -230,17 +230,17 @@ def unused_devices(used: int) -> str | None:
     Returns:
         The warning, or None.
     """
-    own = jax.local_devices()
-    resting = len(own) - used // jax.process_count()
-    hidden = (visible_devices() or 0) - len(own) * tasks_on_node()
-    if own[0].platform == "cpu" or (resting <= 0 and hidden <= 0):
+    local = jax.local_devices()
+    resting = len(local) - used // jax.process_count()
+    hidden = (visible_devices() or 0) - len(local) * tasks_on_node()
+    if local[0].platform == "cpu" or (resting <= 0 and hidden <= 0):
         return None
     advice = (
         f"write placement={PLACEMENT} devices={len(jax.devices())}"
         if resting > 0
         else "start one process a node"
     )
-    return f"warning: {max(resting, hidden)} visible {own[0].platform} devices are left unused: {advice} to use them"
+    return f"warning: {max(resting, hidden)} visible {local[0].platform} devices are left unused: {advice} to use them"
 
 
 def tasks_on_node() -> int:
@@ -342,6 +342,6 @@ def _reason(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error)
 
 
-def _local_devices(own: int | None) -> tuple[int, ...] | None:
-    alone = own is None or tasks_on_node() == 1 or visible_devices() == 1
-    return None if alone else (own,)  # type: ignore[return-value]
+def _local_devices(local_id: int | None) -> tuple[int, ...] | None:
+    alone = local_id is None or tasks_on_node() == 1 or visible_devices() == 1
+    return None if alone else (local_id,)  # type: ignore[return-value]

@@ -330,9 +330,9 @@ def step_fragments(
     after, written, metrics = Privates(), Channels(), Metrics()
     for stage in stages(fragments):
         step = step_round if stage[0].rounds == 1 else _step_cycle
-        own = {f.name: private[f.name] for f in stage}
-        own, outputs, more = step(graph, stage, own, stored, fresh | written, moment)
-        after |= own
+        of_stage = {f.name: private[f.name] for f in stage}
+        of_stage, outputs, more = step(graph, stage, of_stage, stored, fresh | written, moment)
+        after |= of_stage
         written |= outputs
         metrics |= more
     return after, written, metrics
@@ -384,9 +384,11 @@ def step_round(
                 hyper,
                 step_key(fragment, moment.key, moment.tick, moment.round),
             )
-        after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
+        after[fragment.name], outputs, fragment_metrics = jax.lax.optimization_barrier(stepped)
         written.update(outputs)
-        metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
+        metrics.update(
+            {f"{fragment.name}/{name}": value for name, value in fragment_metrics.items()}
+        )
     return after, written, metrics
 
 
@@ -404,8 +406,8 @@ def step_key(
     Returns:
         A key that depends on nothing else.
     """
-    own = jax.random.fold_in(jax.random.fold_in(key, tick), stable_hash(fragment.name))
-    return jax.random.fold_in(own, round) if fragment.rounds > 1 else own
+    tick_key = jax.random.fold_in(jax.random.fold_in(key, tick), stable_hash(fragment.name))
+    return jax.random.fold_in(tick_key, round) if fragment.rounds > 1 else tick_key
 
 
 def _step_cycle(
@@ -417,7 +419,7 @@ def _step_cycle(
     moment: Moment,
 ) -> tuple[Privates, Channels, Metrics]:
     """Make all rounds of a cycle; return its channels that outlive a tick."""
-    own = {c: stored[c] for f in cycle for c in f.writes if c in stored}
+    initial = {c: stored[c] for f in cycle for c in f.writes if c in stored}
 
     def one_round(carry: tuple, round: jax.Array) -> tuple[tuple, Metrics]:
         private, last = carry
@@ -425,7 +427,9 @@ def _step_cycle(
         after, written, metrics = step_round(graph, cycle, private, stored | last, fresh, now)
         return (after, {c: written[c] for c in last}), metrics
 
-    (after, last), metrics = jax.lax.scan(one_round, (private, own), jnp.arange(cycle[0].rounds))
+    (after, last), metrics = jax.lax.scan(
+        one_round, (private, initial), jnp.arange(cycle[0].rounds)
+    )
     return after, last, jax.tree.map(lambda values: jnp.sum(values, axis=0), metrics)
 
 
@@ -572,14 +576,14 @@ def _check_order(graph: Graph, writer: dict[str, str]) -> None:
     or ``publish``.
     """
     published = {f.name for f in graph.fragments if f.publish is not None}
-    seen: set[str] = set()
+    written: set[str] = set()
     for fragment in graph.fragments:
         for channel in fragment.reads:
-            late = writer[channel] not in seen
+            late = writer[channel] not in written
             now = age_of(graph, fragment.name, channel) == 0
             if late and (now or writer[channel] not in published):
                 raise _too_early(fragment.name, channel, writer[channel], now=now)
-        seen.add(fragment.name)
+        written.add(fragment.name)
 
 
 def _too_early(reader: str, channel: str, writer: str, *, now: bool) -> GraphError:

@@ -73,7 +73,7 @@ def _of_each_process(available: list[jax.Device], count: int | None) -> list[jax
     by_process = (
         [d for d in available if d.process_index == p] for p in range(jax.process_count())
     )
-    return [device for own in by_process for device in own[:share]]
+    return [device for devices in by_process for device in devices[:share]]
 
 
 def share_of(devices: int, num_processes: int) -> int:
@@ -148,8 +148,8 @@ def connect(groups: Iterable[Sequence[jax.Device]]) -> None:
         groups: Devices of each group.
     """
     for devices in dict.fromkeys(tuple(group) for group in groups):
-        own = [device for device in devices if device.process_index == jax.process_index()]
-        if own and len({device.process_index for device in devices}) > 1:
+        local = [device for device in devices if device.process_index == jax.process_index()]
+        if local and len({device.process_index for device in devices}) > 1:
             mesh = Mesh(devices, ("device",))
             rows = jax.make_array_from_callback(
                 (len(devices), 1),
@@ -302,11 +302,11 @@ def add_up(tree: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     data = b"".join(leaf.tobytes() for leaf in leaves)
     few = max(LEAST_BYTES, 1 << (len(data) - 1).bit_length())  # few sizes, so few programs
-    own = np.zeros((1, few if few <= MOST_PADDED else len(data)), np.uint8)
-    own[0, : len(data)] = np.frombuffer(data, np.uint8)
+    row = np.zeros((1, few if few <= MOST_PADDED else len(data)), np.uint8)
+    row[0, : len(data)] = np.frombuffer(data, np.uint8)
     mesh = _one_device_each()
     rows = jax.make_array_from_process_local_data(
-        NamedSharding(mesh, PartitionSpec("process")), own
+        NamedSharding(mesh, PartitionSpec("process")), row
     )
     total = _sum_rows(rows, NamedSharding(mesh, PartitionSpec())).addressable_data(0)
     parts = np.split(np.asarray(total), np.cumsum([leaf.nbytes for leaf in leaves]))[:-1]
@@ -456,10 +456,10 @@ def _put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 def _texts(text: str) -> list[str]:
     """Return the text of every process."""
-    own = np.frombuffer(text.encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.int32(own.size))
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(data.size))
     padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: own.size] = own
+    padded[: data.size] = data
     rows = multihost_utils.process_allgather(padded)
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 

@@ -230,7 +230,10 @@ def scan_ticks(graph: Graph, state: TrainState, length: int) -> tuple[TrainState
         names.clear()
         for name, value in metrics.items():
             names.setdefault(str(value.dtype), []).append(name)
-        rows = {dtype: jnp.stack([metrics[name] for name in own]) for dtype, own in names.items()}
+        rows = {
+            dtype: jnp.stack([metrics[name] for name in of_dtype])
+            for dtype, of_dtype in names.items()
+        }
         return (after.private, after.channels, after.tick), rows
 
     begun = {name: form.begin(state.private[name]) for name, form in within.items()}
@@ -240,6 +243,8 @@ def scan_ticks(graph: Graph, state: TrainState, length: int) -> tuple[TrainState
     private, channels, number = carry
     ended = {name: form.end(private[name]) for name, form in within.items()}
     columns = {
-        name: rows[dtype][:, i] for dtype, own in names.items() for i, name in enumerate(own)
+        name: rows[dtype][:, i]
+        for dtype, of_dtype in names.items()
+        for i, name in enumerate(of_dtype)
     }
     return state._replace(private=private | ended, channels=channels, tick=number), columns

@@ -327,15 +327,15 @@ def check_placed(graph: Graph, placement: Placement, num_seeds: int = 1) -> None
                 _check_host(fragment, placement.name, group)
 
 
-def _misplaced(placement: str, placed: Sequence[str], known: Sequence[str]) -> GraphError:
+def _misplaced(placement: str, placed: Sequence[str], fragments: Sequence[str]) -> GraphError:
     for name in placed:
-        if name not in known:
+        if name not in fragments:
             return GraphError(
                 f"placement '{placement}' places fragment '{name}', which the graph does not have"
             )
         if placed.count(name) > 1:
             return GraphError(f"placement '{placement}' places fragment '{name}' twice")
-    name = next(name for name in known if name not in placed)
+    name = next(name for name in fragments if name not in placed)
     return GraphError(f"placement '{placement}' leaves fragment '{name}' out")
 
 
@@ -414,8 +414,10 @@ def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[s
     for tick in range(ticks):
         for fragment in graph.fragments:
             edges = {(writer[c], tick - age_of(graph, fragment.name, c)) for c in fragment.reads}
-            known = [node for node in edges | {(fragment.name, tick - 1)} if node in waits]
-            waits[fragment.name, tick] = set(known).union(*(waits[node] for node in known))
+            predecessors = [node for node in edges | {(fragment.name, tick - 1)} if node in waits]
+            waits[fragment.name, tick] = set(predecessors).union(
+                *(waits[node] for node in predecessors)
+            )
     return waits
 
 

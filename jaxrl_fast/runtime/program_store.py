@@ -54,9 +54,9 @@ def to_json(tree: PyTree, packages: Sequence[str] = OWN) -> Any:
         return LEAF
     if tree is None:
         return None
-    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
-    names = [_name(path[0]) for path, _ in found]
-    children = [to_json(child, packages) for _, child in found]
+    entries, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    names = [_name(path[0]) for path, _ in entries]
+    children = [to_json(child, packages) for _, child in entries]
     kind = type(tree)
     if kind in (tuple, list):
         return [kind.__name__, children]
@@ -102,12 +102,12 @@ def _is_of(module: str, packages: Sequence[str]) -> bool:
 def _own(place: str, packages: Sequence[str]) -> type:
     """Return a NamedTuple of some packages by its module and name."""
     module, _, path = place.partition(":")
-    found: Any = import_module(module) if _is_of(module, packages) else None
+    kind: Any = import_module(module) if _is_of(module, packages) else None
     for name in path.split("."):
-        found = getattr(found, name, None)
-    if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
+        kind = getattr(kind, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, tuple) or not hasattr(kind, "_fields"):
         raise ValueError(f"{place} is not a type of a state")
-    return found
+    return kind
 
 
 def _name(key: Any) -> str:
@@ -144,8 +144,8 @@ class Jit(NamedTuple):
 
     def jitted(self) -> Any:
         """Return the function by `jax.jit`."""
-        given = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
-        shardings = {name: value for name, value in given.items() if value is not None}
+        declared = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
+        shardings = {name: value for name, value in declared.items() if value is not None}
         return jax.jit(
             self.function, donate_argnums=self.donate, compiler_options=self.options, **shardings
         )
@@ -250,9 +250,9 @@ def read(store: Store, jit: Jit) -> Traced | None:
     Returns:
         The traced program; None if there is none that can be used.
     """
-    found = store.read(jit.name)
+    stored = store.read(jit.name)
     try:
-        return None if found is None else _from_file(found, store.packages)
+        return None if stored is None else _from_file(stored, store.packages)
     except Exception as error:  # JAX's errors on a program of another version vary
         store.refuse(jit.name, f"{type(error).__name__}: {error}")
         return None
@@ -286,11 +286,11 @@ def write(store: Store, jit: Jit, traced: Traced) -> None:
     store.write(jit.name, content)
 
 
-def _from_file(found: dict[str, Any], packages: Sequence[str]) -> Traced:
+def _from_file(stored: dict[str, Any], packages: Sequence[str]) -> Traced:
     arguments, results = (
-        jax.tree.structure(from_json(found[name], packages)) for name in ("arguments", "results")
+        jax.tree.structure(from_json(stored[name], packages)) for name in ("arguments", "results")
     )
-    exported = export.deserialize(bytearray(found["exported"]))
+    exported = export.deserialize(bytearray(stored["exported"]))
     return Traced(exported=exported, arguments=arguments, results=results)
 
 
@@ -310,13 +310,13 @@ def compile_stored(
     Returns:
         The compiled programs; None if they cannot be exported.
     """
-    found = [read(store, jit) for jit in jits]
-    known = [program for program in found if program is not None]
-    kept = len(known) == len(jits)
+    loaded = [read(store, jit) for jit in jits]
+    stored = [program for program in loaded if program is not None]
+    all_stored = len(stored) == len(jits)
     traced, running = [], []
     pool = ThreadPoolExecutor(len(jits))
     try:
-        for jit, program in zip(jits, known if kept else trace_all(), strict=True):
+        for jit, program in zip(jits, stored if all_stored else trace_all(), strict=True):
             traced.append(program)
             running.append(pool.submit(compile, jit, program))
     except (
@@ -328,7 +328,7 @@ def compile_stored(
     finally:
         pool.shutdown(wait=False)
     programs = [program.result() for program in running]
-    if not kept:
+    if not all_stored:
         for jit, program in zip(jits, traced, strict=True):
             write(store, jit, program)
     return programs
@@ -353,16 +353,23 @@ def compile(jit: Jit, traced: Traced) -> Loaded:
     ]
     come = None if jit.in_shardings is None else tuple(_spread(jit.in_shardings, shapes))
     leave = None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs))
-    flat = Jit(jit.name, traced.exported.call, tuple(donated), come, leave, jit.options)
+    flat = Jit(
+        name=jit.name,
+        function=traced.exported.call,
+        donate=tuple(donated),
+        in_shardings=come,
+        out_shardings=leave,
+        options=jit.options,
+    )
     return Loaded(flat.jitted().lower(*jax.tree.leaves(shapes)).compile(), traced.results, shapes)
 
 
 def _flat(exported: export.Exported) -> export.Exported:
     """Return the program called with arrays one by one, which returns a list."""
-    given = jax.tree.structure(((0,) * len(exported.in_avals), {}))
+    in_tree = jax.tree.structure(((0,) * len(exported.in_avals), {}))
     return dataclasses.replace(
         exported,
-        in_tree=given,
+        in_tree=in_tree,
         out_tree=jax.tree.structure([0] * len(exported.out_avals)),
         _get_vjp=None,
     )

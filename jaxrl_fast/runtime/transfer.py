@@ -82,7 +82,7 @@ def passed_over(step: Callable[..., tuple], *layouts: PyTree) -> Callable[..., t
         if not made:
             shapes = jax.eval_shape(step, private, *arguments)[1:]
             made.append(
-                tuple(absent(own, layout) for own, layout in zip(shapes, layouts, strict=True))
+                tuple(absent(shape, layout) for shape, layout in zip(shapes, layouts, strict=True))
             )
         return private, *made[0]
 
@@ -231,8 +231,8 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
     has every bit of the array.
     """
     devices = _devices(routes)
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    if not own:
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    if not local:
         return lambda leaves: absent(leaves, [route.target for route in routes])
     mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     # Each device's share differs, although the sharding is replicated; `shard_map` does not check
@@ -241,11 +241,11 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
 
     def exchange(*shares: jax.Array) -> tuple[jax.Array, ...]:
         number = jax.lax.axis_index(AXIS)
-        given = [
+        contributions = [
             _give(share, route, devices, number)
             for share, route in zip(shares, routes, strict=True)
         ]
-        whole = _add_up(given)
+        whole = _add_up(contributions)
         return tuple(
             _take(bits, route, devices, number) for bits, route in zip(whole, routes, strict=True)
         )
@@ -259,21 +259,23 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
     empty = [
         {
             d: jax.device_put(np.zeros(s.shape, s.dtype), d)
-            for d in own
+            for d in local
             if d not in route.source.device_set
         }
         for s, route in zip(shares, routes, strict=True)
     ]
 
     def run(leaves: list[jax.Array]) -> list[jax.Array]:
-        given = []
+        inputs = []
         for leaf, share, none in zip(leaves, shares, empty, strict=True):
             here = {**none, **{part.device: part.data for part in leaf.addressable_shards}}
-            given.append(
-                jax.make_array_from_single_device_arrays(share.shape, alike, [here[d] for d in own])
+            inputs.append(
+                jax.make_array_from_single_device_arrays(
+                    share.shape, alike, [here[d] for d in local]
+                )
             )
         turns.wait()
-        moved = program(*given)
+        moved = program(*inputs)
         turns.began(moved)
         return [_of(route, taken) for route, taken in zip(routes, moved, strict=True)]
 
@@ -281,13 +283,13 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
 
 
 def _devices(routes: Sequence[Route]) -> tuple[jax.Device, ...]:
-    found = {
+    involved = {
         device
         for route in routes
         for sharding in (route.source, route.target)
         for device in sharding.device_set
     }
-    return tuple(sorted(found, key=lambda device: (device.process_index, device.id)))
+    return tuple(sorted(involved, key=lambda device: (device.process_index, device.id)))
 
 
 def _of(route: Route, taken: jax.Array) -> jax.Array:
@@ -335,16 +337,16 @@ def _starts(
     return [tuple(part.start or 0 for part in shares[d]) if d in shares else None for d in devices]
 
 
-def _add_up(given: list[jax.Array]) -> list[jax.Array]:
+def _add_up(shares: list[jax.Array]) -> list[jax.Array]:
     """Sum each array over all devices, with one all-reduce for each dtype."""
-    whole = list(given)
-    for dtype in dict.fromkeys(bits.dtype for bits in given):
-        alike = [i for i, bits in enumerate(given) if bits.dtype == dtype]
-        flat = jax.lax.psum(jnp.concatenate([given[i].reshape(-1) for i in alike]), AXIS)
+    whole = list(shares)
+    for dtype in dict.fromkeys(bits.dtype for bits in shares):
+        alike = [i for i, bits in enumerate(shares) if bits.dtype == dtype]
+        flat = jax.lax.psum(jnp.concatenate([shares[i].reshape(-1) for i in alike]), AXIS)
         for i, part in zip(
-            alike, jnp.split(flat, np.cumsum([given[i].size for i in alike])[:-1]), strict=True
+            alike, jnp.split(flat, np.cumsum([shares[i].size for i in alike])[:-1]), strict=True
         ):
-            whole[i] = part.reshape(given[i].shape)
+            whole[i] = part.reshape(shares[i].shape)
     return whole
 
 

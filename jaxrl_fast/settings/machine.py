@@ -33,12 +33,12 @@ def make_own_folder(folder: Path) -> str | None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        folder_stat = folder.lstat()
+        if not stat.S_ISDIR(folder_stat.st_mode) or folder_stat.st_uid != os.geteuid():
             return f"{folder} is not a folder of yours: remove it, or write JAXRL_FAST_CACHE=<another folder>"
-        if found.st_mode & 0o022:
+        if folder_stat.st_mode & 0o022:
             return f"others can write to {folder}: remove it, or write JAXRL_FAST_CACHE=<another folder>"
-        if found.st_mode & 0o077:
+        if folder_stat.st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
         return f"cannot make {folder} ({error.strerror}): write JAXRL_FAST_CACHE=<another folder>"
@@ -59,11 +59,11 @@ def make_room(folder: Path, max_bytes: int) -> None:
     for entry in os.scandir(folder):
         with contextlib.suppress(FileNotFoundError):  # another process may remove files too
             files.append((entry.stat(follow_symlinks=False), entry.path))
-    for found, path in sorted(
+    for file_stat, path in sorted(
         files, key=lambda file: -max(file[0].st_atime_ns, file[0].st_mtime_ns)
     ):
-        total += found.st_size
-        if total > max_bytes and stat.S_ISREG(found.st_mode):
+        total += file_stat.st_size
+        if total > max_bytes and stat.S_ISREG(file_stat.st_mode):
             Path(path).unlink(missing_ok=True)
 
 
@@ -283,15 +283,15 @@ def busy_seconds() -> tuple[float, float] | None:
     user, nice, system, _, _, *interrupts = map(
         int, ticks.read_text(encoding="utf-8").splitlines()[0].split()[1:8]
     )
-    own, me, session = 0, os.getpid(), os.getsid(0)
+    own_ticks, me, session = 0, os.getpid(), os.getsid(0)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             # after the name in brackets: state, parent, group, session ...; the 12th to 15th are
             # the user and system times of the process, and of its children that have ended
             fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
             if int(fields[1]) == me or int(fields[3]) == session:
-                own += sum(map(int, fields[11:15]))
-    return (user + nice + system + sum(interrupts)) * tick_s, own * tick_s
+                own_ticks += sum(map(int, fields[11:15]))
+    return (user + nice + system + sum(interrupts)) * tick_s, own_ticks * tick_s
 
 
 def choose(
@@ -332,10 +332,10 @@ def choose(
 
 def _file_cache_bytes(statistics: Path) -> int:
     """Return the bytes with which a container caches files, and which programs can get."""
-    found = re.search(
+    match = re.search(
         r"^inactive_file (\d+)$", statistics.read_text(encoding="utf-8"), re.MULTILINE
     )
-    return int(found[1]) if found else 0
+    return int(match[1]) if match else 0
 
 
 def largest_divisor(number: int, limit: int) -> int:

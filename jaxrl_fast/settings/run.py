@@ -71,8 +71,8 @@ class Run(schema.RunSchema):
     @property
     def placement_name(self) -> str:
         """Name of the placement."""
-        own = getattr(self.placement, "__name__", "own")
-        return self.placement if isinstance(self.placement, str) else own
+        name = getattr(self.placement, "__name__", "own")
+        return self.placement if isinstance(self.placement, str) else name
 
 
 def make_graph_options(run: Run) -> GraphOptions:
@@ -206,14 +206,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _to_tree(run: Run) -> dict[str, Any]:
-    known = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
-    options = {key: value for key, value in run.env_options.items() if key not in known}
+    declared = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
+    options = {key: value for key, value in run.env_options.items() if key not in declared}
     keys, alone = run_keys(), {name: getattr(run, name) for name in ("placement", *FIRST)}
     for name in sorted(keys, key=lambda name: keys[name].stored == "changed"):
         if "." not in name and keys[name].is_stored(getattr(run, name)):
             alone[name] = getattr(run, name)
     return {
-        "env": {"name": run.env, **known, **({"options": options} if options else {})},
+        "env": {"name": run.env, **declared, **({"options": options} if options else {})},
         "algo": {
             **algo_words(run),
             **{key: plain(value) for key, value in run.algo_options.items()},
@@ -302,11 +302,11 @@ def of_program(
     )
 
 
-def complete_pool(given: Mapping[str, Any], num_envs: int, num_seeds: int) -> dict[str, Any]:
+def complete_pool(overrides: Mapping[str, Any], num_envs: int, num_seeds: int) -> dict[str, Any]:
     """Return the options of a pool with their defaults.
 
     Args:
-        given: Options by name.
+        overrides: Options by name.
         num_envs: Number of environments per seed.
         num_seeds: Number of seeds.
 
@@ -315,7 +315,7 @@ def complete_pool(given: Mapping[str, Any], num_envs: int, num_seeds: int) -> di
     """
     from jaxrl_fast.envs.pool.batches import default_groups  # a compiled run has no pool
 
-    options = dataclasses.asdict(schema.PoolSchema()) | dict(given)
+    options = dataclasses.asdict(schema.PoolSchema()) | dict(overrides)
     if options["num_groups"] is None:
         options["num_groups"] = default_groups(
             num_envs, num_seeds, options["workers"], options["order"]

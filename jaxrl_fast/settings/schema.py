@@ -517,14 +517,14 @@ def describe_key(key: Key) -> str:
         Its type or choices, and its range; "" for a type of an environment's own.
     """
     try:
-        words = {Any: "number or schedule"}.get(key.type) or describe_type(key.type)
+        text = {Any: "number or schedule"}.get(key.type) or describe_type(key.type)
     except (KeyError, TypeError):
         return ""
     least, most = key.range().least, key.range().most
     below = most < MAX_SIZE
     if least > -math.inf:
-        words += f", {least:g} to {most:g}" if below else f", at least {least:g}"
-    return re.sub(r"\ba ", "", words).removeprefix("one of ")
+        text += f", {least:g} to {most:g}" if below else f", at least {least:g}"
+    return re.sub(r"\ba ", "", text).removeprefix("one of ")
 
 
 ELSEWHERE = {

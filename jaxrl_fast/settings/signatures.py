@@ -76,24 +76,24 @@ def _keys_of_user(factory: Callable[..., Any], name: str) -> dict[str, Key]:
     """Return the keys of a user's factory; a rate of its hyper-parameters may be a schedule, and
     need not be named.
     """
-    found = {
+    keys = {
         n: key
         for n, key in option_keys(factory).items()
         if not callable(key.default) and n not in NOT_OPTIONS
     }
-    others = found.pop(OTHERS, None)
-    needs = any(key.default == REQUIRED for key in found.values())
+    others = keys.pop(OTHERS, None)
+    needs = any(key.default == REQUIRED for key in keys.values())
     rates = {} if needs else made_by_user(factory, name, {}).hyper._asdict()
-    found |= (
+    keys |= (
         {}
         if others is None
-        else {n: Key(Any, value) for n, value in rates.items() if n not in found}
+        else {n: Key(Any, value) for n, value in rates.items() if n not in keys}
     )
     typed = {
         n: Any if n in rates else key.type if _is_read(key.type) else object
-        for n, key in found.items()
+        for n, key in keys.items()
     }
-    return {f"algo.{n}": key._replace(type=typed[n]) for n, key in found.items()}
+    return {f"algo.{n}": key._replace(type=typed[n]) for n, key in keys.items()}
 
 
 def _is_read(hint: Any) -> bool:
@@ -134,8 +134,8 @@ def meanings_of(function: Callable[..., Any]) -> dict[str, str]:
         Descriptions by name, without marks of code; empty for another docstring.
     """
     section = ARGUMENTS.search((inspect.getdoc(function) or "").replace("**", ""))
-    found = ENTRY.findall(section[1]) if section else []
-    return {name: " ".join(text.replace("`", "").split()) for name, text in found}
+    entries = ENTRY.findall(section[1]) if section else []
+    return {name: " ".join(text.replace("`", "").split()) for name, text in entries}
 
 
 def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
@@ -155,15 +155,15 @@ def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
     hints: dict[str, Any] = {}
     with suppress(Exception):  # a user's annotation may name anything
         hints = get_type_hints(function)
-    texts, found = meanings_of(function), {}
+    texts, keys = meanings_of(function), {}
     for p in parameters:
         if p.kind is p.VAR_KEYWORD and p.name != "unknown":
-            found[OTHERS] = Key(object, REQUIRED, text=texts.get(p.name, ""))
+            keys[OTHERS] = Key(object, REQUIRED, text=texts.get(p.name, ""))
         elif p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             default = REQUIRED if p.default is p.empty else p.default
             plain = p.annotation if p.annotation in (bool, int, float, str) else object
-            found[p.name] = Key(hints.get(p.name, plain), default, text=texts.get(p.name, ""))
-    return found
+            keys[p.name] = Key(hints.get(p.name, plain), default, text=texts.get(p.name, ""))
+    return keys
 
 
 REQUIRED, OTHERS = "VALUE", "NAME"

@@ -80,34 +80,34 @@ def parts_of(word: str) -> Word:
         value, several = _value(text)
     except RecursionError:
         raise ValueError from None
-    return Word(parts[1], parts[2], parts[3], value, several)
+    return Word(plus=parts[1], key=parts[2], package=parts[3], value=value, several=several)
 
 
 def _value(text: str) -> tuple[Any, tuple[str, ...] | None]:
     """Return the value of a text and None, or a text and the text of each value."""
     function = FUNCTION.match(text)
     if function is not None:
-        found, end = _items(text, function.end(), ")", _element)
-        several = _called(function[1], found)
+        items, end = _items(text, function.end(), ")", _element)
+        several = _called(function[1], items)
     else:
         item, end = _element(text, 0)
-        found = [item]
+        items = [item]
         while (comma := COMMA.match(text, end)) is not None:
             item, end = _element(text, comma.end())
-            found.append(item)
-        several = [source for _, source in found]
+            items.append(item)
+        several = [source for _, source in items]
     if text[end:].strip(" \t"):
         raise ValueError
-    if function is None and len(found) == 1:
-        return found[0][0], None
+    if function is None and len(items) == 1:
+        return items[0][0], None
     return text, tuple(several)
 
 
-def _called(function: str, given: list[tuple[Any, str]]) -> list[str]:
+def _called(function: str, items: list[tuple[Any, str]]) -> list[str]:
     """Return the text of each value of ``choice(...)`` or ``range(...)``."""
-    if function == "choice" and given:
-        return [source for _, source in given]
-    numbers = [value for value, _ in given]
+    if function == "choice" and items:
+        return [source for _, source in items]
+    numbers = [value for value, _ in items]
     if function == "choice" or not 1 <= len(numbers) <= 3 or {*map(type, numbers)} - {int, float}:
         raise ValueError
     start, stop, step = ([0, *numbers, 1] if len(numbers) == 1 else [*numbers, 1])[:3]
@@ -175,13 +175,13 @@ def _pair(text: str, at: int) -> tuple[tuple[Any, Any], int]:
 
 def _plain(text: str, at: int, letters: re.Pattern[str]) -> tuple[Any, int]:
     """Return the value without quotes at a place, and the place behind it."""
-    found, end = [], at
+    characters, end = [], at
     while (letter := letters.match(text, end)) is not None:
-        found.append(letter[0])
+        characters.append(letter[0])
         end = letter.end()
-    if found and not found[-1].strip(" \t"):
-        end -= len(found.pop())
-    if not found:
+    if characters and not characters[-1].strip(" \t"):
+        end -= len(characters.pop())
+    if not characters:
         raise ValueError
     source = text[at:end]
     if source.lower() in CONSTANTS:
@@ -190,14 +190,14 @@ def _plain(text: str, at: int, letters: re.Pattern[str]) -> tuple[Any, int]:
         return int(source), end
     if FLOAT.fullmatch(source):
         return float(source), end
-    return "".join(one[1:] if len(one) == 2 and one[0] == "\\" else one for one in found), end
+    return "".join(one[1:] if len(one) == 2 and one[0] == "\\" else one for one in characters), end
 
 
 def _behind(mark: re.Pattern[str], text: str, at: int) -> int:
-    found = mark.match(text, at)
-    if found is None:
+    match = mark.match(text, at)
+    if match is None:
         raise ValueError
-    return found.end()
+    return match.end()
 
 
 def _behind_blanks(text: str, at: int) -> int:

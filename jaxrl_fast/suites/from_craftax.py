@@ -29,7 +29,9 @@ NEVER = 2**30
 STEPS_PER_RESET = 64
 """A reset draws a map, which takes as long as ten steps."""
 IDS = tuple(
-    f"Craftax-{game}{seen}-v1" for game in ("", "Classic-") for seen in ("Symbolic", "Pixels")
+    f"Craftax-{game}{observed}-v1"
+    for game in ("", "Classic-")
+    for observed in ("Symbolic", "Pixels")
 )
 SCORE = "achievements"
 """Name of the metric with the number of achievements."""
@@ -55,12 +57,12 @@ class Options(EnvOptions):
     """Values that override Craftax's default parameters."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make Craftax or Craftax-Classic.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment. Pixels are bytes ``[height, width, 3]``.
@@ -68,12 +70,12 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unknown option, or one of the wrong kind.
     """
-    options = read_options(Options, given, f"craftax {id}")
+    options = read_options(Options, values, f"craftax {id}")
     base = make_craftax_env_from_name(id, auto_reset=False)
     params = base.default_params
-    own = ("max_timesteps", "fractal_noise_angles")
-    known = {name: value for name, value in vars(params).items() if name not in own}
-    check_others(f"craftax {id}", options.others, known, counts=True)
+    fixed = ("max_timesteps", "fractal_noise_angles")
+    changeable = {name: value for name, value in vars(params).items() if name not in fixed}
+    check_others(f"craftax {id}", options.others, changeable, counts=True)
     limit = options.episode_length or int(params.max_timesteps)
     inner = from_gymnax.adapt(base, params.replace(max_timesteps=NEVER, **options.others), name=id)
     env = _with_pixels(inner) if "Pixels" in id else inner

@@ -98,12 +98,12 @@ class Options(EnvOptions):
     """Arguments of the environment's constructor. ``scenario`` is a name, such as ``3m``."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a registered JaxMARL environment.
 
     Args:
         id: JaxMARL id.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -112,7 +112,7 @@ def make(id: str, **given: Any) -> Env:
         ValueError: Unsupported id, number of agents or option, or agents that cannot be padded to
             the largest.
     """
-    chosen = read_options(Options, given, f"jaxmarl {id}")
+    chosen = read_options(Options, values, f"jaxmarl {id}")
     num_agents, episode_length = chosen.num_agents, chosen.episode_length
     options = dict(chosen.others)
     if id in REFUSED:
@@ -194,12 +194,12 @@ def adapt(
         return filled_up([jnp.asarray(by_name[agent]) for agent in names])
 
     def observed(obs: PyTree, state: PyTree, out: jax.Array) -> PyTree:
-        seen = {"obs": stacked(obs)}
+        arrays = {"obs": stacked(obs)}
         if "world_state" in obs:
-            seen[STATE] = obs["world_state"]
+            arrays[STATE] = obs["world_state"]
         if allowed is not None:
-            seen["action_mask"] = stacked(allowed(state)).astype(bool)
-        return settled({**seen, OUT: out} if leave_early else seen)
+            arrays["action_mask"] = stacked(allowed(state)).astype(bool)
+        return settled({**arrays, OUT: out} if leave_early else arrays)
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
         obs, state = reset_one(key)
@@ -217,21 +217,32 @@ def adapt(
         )
         over = jnp.asarray(done["__all__"], bool).reshape(())
         in_time = over if time_limit is None else over & (steps < time_limit)
-        seen = observed(obs, following.state, stacked(done).astype(bool).reshape(-1) & ~over)
+        next_obs = observed(obs, following.state, stacked(done).astype(bool).reshape(-1) & ~over)
         paid = (
             jnp.asarray(reward[names[0]]).reshape(())
             if shared_reward
             else stacked(reward).reshape(-1)
         )
         return following, Timestep(
-            seen, seen, paid.astype(jnp.float32), in_time, jnp.zeros((), bool)
+            next_obs, next_obs, paid.astype(jnp.float32), in_time, jnp.zeros((), bool)
         )
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     sizes = own_sizes([shapes[agent].shape for agent in names], numbers)
-    spec = EnvSpec(name, obs, space, time_limit, 0, len(names), shared_reward, sizes)
-    own = _own_spaces(names, [shapes[agent] for agent in names], acts, masked=allowed is not None)
-    return Env(spec._replace(obs_space=own[0], action_space=own[1]), reset, step)
+    spec = EnvSpec(
+        name,
+        obs,
+        space,
+        max_episode_steps=time_limit,
+        frame_stack=0,
+        num_agents=len(names),
+        shared_reward=shared_reward,
+        own_sizes=sizes,
+    )
+    agent_spaces = _own_spaces(
+        names, [shapes[agent] for agent in names], acts, masked=allowed is not None
+    )
+    return Env(spec._replace(obs_space=agent_spaces[0], action_space=agent_spaces[1]), reset, step)
 
 
 def _own_spaces(
@@ -244,17 +255,20 @@ def _own_spaces(
     """Return the spaces of the agents by name. An agent with a mask observes ``obs`` and
     ``action_mask``.
     """
-    seen, acted = {}, {}
+    obs_spaces, acted = {}, {}
     for name, shape, act in zip(names, shapes, acts, strict=True):
-        seen[name] = space_of_arrays(shape)
+        obs_spaces[name] = space_of_arrays(shape)
         if isinstance(act, Discrete):
             acted[name] = {"kind": "Discrete", "n": act.num_actions, "start": 0, "dtype": "int32"}
         else:
             acted[name] = {"kind": "Box", "shape": list(act.low.shape), "dtype": "float32"}
         if masked and isinstance(act, Discrete):
             mask = space_of_arrays(jax.ShapeDtypeStruct((act.num_actions,), bool))
-            seen[name] = {"kind": "Dict", "spaces": {"action_mask": mask, "obs": seen[name]}}
-    return {"kind": "Agents", "spaces": seen}, {"kind": "Agents", "spaces": acted}
+            obs_spaces[name] = {
+                "kind": "Dict",
+                "spaces": {"action_mask": mask, "obs": obs_spaces[name]},
+            }
+    return {"kind": "Agents", "spaces": obs_spaces}, {"kind": "Agents", "spaces": acted}
 
 
 def _made(id: str, options: dict[str, Any]) -> Any:
@@ -266,13 +280,13 @@ def _made(id: str, options: dict[str, Any]) -> Any:
             f"jaxmarl {id} does not take these options: {message}: leave them out"
         ) from error
     classes = {*type(env).__mro__, *type(getattr(env, "_env", env)).__mro__} - {object}
-    known = {name for cls in classes for name in inspect.signature(cls).parameters} - {
+    accepted = {name for cls in classes for name in inspect.signature(cls).parameters} - {
         "args",
         "kwargs",
         "env_kwargs",
     }
-    if unknown := sorted(set(options) - known):  # some constructors ignore unknown arguments
-        raise unknown_option(f"jaxmarl {id}", unknown[0], known)
+    if unknown := sorted(set(options) - accepted):  # some constructors ignore unknown arguments
+        raise unknown_option(f"jaxmarl {id}", unknown[0], accepted)
     return env
 
 
@@ -288,10 +302,10 @@ def _allowed(env: Any) -> Callable[[PyTree], PyTree] | None:
     """
     allowed = relaxed(getattr(env, "get_legal_moves", env.get_avail_actions))
     try:
-        given = jax.eval_shape(lambda key: allowed(relaxed(env.reset)(key)[1]), jax.random.key(0))
+        masks = jax.eval_shape(lambda key: allowed(relaxed(env.reset)(key)[1]), jax.random.key(0))
     except NotImplementedError:
         return None
-    return allowed if isinstance(given, dict) else None
+    return allowed if isinstance(masks, dict) else None
 
 
 def _all_of(names: list[str], numbers: list[int]) -> Callable[[PyTree], PyTree] | None:

@@ -53,12 +53,12 @@ class Options(EnvOptions):
     """Time limit in steps; None for half an hour."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make an Atari game.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -66,7 +66,7 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unknown option, a number out of range, or sprites that are not on this disk.
     """
-    options = read_options(Options, given, f"jaxtari {id}")
+    options = read_options(Options, values, f"jaxtari {id}")
     try:
         base = relaxed(jaxtari.make)(id)
     except RuntimeError as error:

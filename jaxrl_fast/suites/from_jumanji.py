@@ -86,12 +86,12 @@ class Options(EnvOptions):
     """Arguments of Jumanji's constructor, and of the generators of `WORLDS`."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a Jumanji environment.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment.
@@ -99,15 +99,15 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unknown option, or a value that Jumanji does not accept.
     """
-    chosen = read_options(Options, given, f"jumanji {id}")
+    chosen = read_options(Options, values, f"jumanji {id}")
     num_agents, episode_length = chosen.num_agents, chosen.episode_length
     options = dict(chosen.others)
     if id not in WORLDS:
         return _registered(id, num_agents, episode_length, options)
     named = {"num_agents": num_agents, "episode_length": episode_length}
-    asked = {name: value for name, value in named.items() if value is not None} | options
-    check_others(f"jumanji {id}", asked, WORLDS[id], counts=True)
-    world = WORLDS[id] | asked
+    changes = {name: value for name, value in named.items() if value is not None} | options
+    check_others(f"jumanji {id}", changes, WORLDS[id], counts=True)
+    world = WORLDS[id] | changes
     if id == "LevelBasedForaging" and "fov" not in options:
         world["fov"] = world["grid_size"]
     limit = world.pop("episode_length")
@@ -151,9 +151,11 @@ def adapt(env: Any, *, name: str, time_limit: int | None, shared_reward: bool = 
         return settled(state), observed(first.observation)
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
-        following, given = step_one(state, action)
-        obs, reward = observed(given.observation), jnp.asarray(given.reward, jnp.float32)
-        return like(following, state), Timestep(obs, obs, reward, given.last(), jnp.zeros((), bool))
+        following, timestep = step_one(state, action)
+        obs, reward = observed(timestep.observation), jnp.asarray(timestep.reward, jnp.float32)
+        return like(following, state), Timestep(
+            obs, obs, reward, timestep.last(), jnp.zeros((), bool)
+        )
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     num_agents, num_actions = obs["action_mask"].shape
@@ -168,14 +170,14 @@ def adapt(env: Any, *, name: str, time_limit: int | None, shared_reward: bool = 
     return Env(spec, reset, step, step_s=STEP_S)
 
 
-def _foraging(**given: Any) -> LevelBasedForaging:
+def _foraging(**options: Any) -> LevelBasedForaging:
     takes = inspect.signature(ForagingGenerator).parameters
-    generator = ForagingGenerator(**{option: given.pop(option) for option in takes})
-    return LevelBasedForaging(generator=generator, time_limit=NEVER, **given)
+    generator = ForagingGenerator(**{option: options.pop(option) for option in takes})
+    return LevelBasedForaging(generator=generator, time_limit=NEVER, **options)
 
 
-def _warehouse(**given: Any) -> RobotWarehouse:
-    return RobotWarehouse(generator=WarehouseGenerator(**given), time_limit=NEVER)
+def _warehouse(**options: Any) -> RobotWarehouse:
+    return RobotWarehouse(generator=WarehouseGenerator(**options), time_limit=NEVER)
 
 
 def _registered(
@@ -191,22 +193,24 @@ def _registered(
     try:
         base = jumanji.make(id)
         parameters = inspect.signature(type(base)).parameters
-        known = {name: vars(base).get(name, p.default) for name, p in parameters.items()}
+        defaults = {name: vars(base).get(name, p.default) for name, p in parameters.items()}
         for option, value in options.items():
-            if option not in known or option == "time_limit":
-                plain = [name for name, now in known.items() if isinstance(now, int | float | str)]
+            if option not in defaults or option == "time_limit":
+                plain = [
+                    name for name, now in defaults.items() if isinstance(now, int | float | str)
+                ]
                 others = {*plain, "episode_length"} - {"time_limit"}
                 raise unknown_option(f"jumanji {id}", option, others)
-            check_option(f"env.{option}", value, known[option])
-            if type(known[option]) is int and not is_count(value):
+            check_option(f"env.{option}", value, defaults[option])
+            if type(defaults[option]) is int and not is_count(value):
                 raise ValueError(f"env.{option}={value}: {A_COUNT}")
         limit = episode_length or getattr(base, "time_limit", None)
-        own = {"time_limit": limit + 1} if limit and "time_limit" in known else {}
+        overrides = {"time_limit": limit + 1} if limit and "time_limit" in defaults else {}
         if id == "SearchAndRescue-v0":  # its rewards fall until its time limit
-            own["reward_fn"] = lambda found, step, later: IndividualRewardFn()(
-                found, step, later - 1
+            overrides["reward_fn"] = lambda targets, step, later: IndividualRewardFn()(
+                targets, step, later - 1
             )
-        base = jumanji.make(id, **options, **own)
+        base = jumanji.make(id, **options, **overrides)
         env = adapt_alone(base, name=id, time_limit=limit, of_agents=id in OF_AGENTS)
         check_shapes(env, f"jumanji {id}")
     except (AssertionError, AttributeError, IndexError, OSError, TypeError) as error:
@@ -257,25 +261,25 @@ def adapt_alone(env: Any, *, name: str, time_limit: int | None, of_agents: bool 
     shown = {key: "last" for key, value in (shapes.extras or {}).items() if value.shape == ()}
 
     def observed(obs: Any) -> PyTree:
-        found = {}
+        by_path = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(obs):
             x = jnp.asarray(leaf)
             if num_agents is not None and x.shape[:1] != (num_agents,):
                 x = jnp.broadcast_to(x.reshape(1, -1), (num_agents, x.size))
             is_mask = num_agents is None and ".".join(map(_word, path)) == "action_mask"
-            found[".".join(map(_word, path))] = x.reshape(-1) if is_mask else x
-        return found
+            by_path[".".join(map(_word, path))] = x.reshape(-1) if is_mask else x
+        return by_path
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
         state, first = reset_one(jax.random.key_data(key))
         return settled(state), observed(first.observation)
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
-        following, given = step_one(state, act(action))
-        obs, paid = observed(given.observation), jnp.asarray(given.reward, jnp.float32)
+        following, timestep = step_one(state, act(action))
+        obs, paid = observed(timestep.observation), jnp.asarray(timestep.reward, jnp.float32)
         reward = paid if num_agents is not None and paid.shape else jnp.sum(paid)
-        over, alive = given.last(), jnp.any(given.discount > 0.0)
-        values = {key: jnp.asarray(given.extras[key], jnp.float32) for key in shown}
+        over, alive = timestep.last(), jnp.any(timestep.discount > 0.0)
+        values = {key: jnp.asarray(timestep.extras[key], jnp.float32) for key in shown}
         return like(following, state), Timestep(
             obs, obs, reward, over & ~alive, over & alive, metrics=values
         )

@@ -49,12 +49,12 @@ class Options(EnvOptions):
     """Arguments of the environment's constructor."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a NAVIX environment.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment. An episode is a success if it ends with a positive reward.
@@ -62,7 +62,7 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unknown view or option.
     """
-    options = read_options(Options, given, f"navix {id}")
+    options = read_options(Options, values, f"navix {id}")
     limit = {"max_steps": options.episode_length} if options.episode_length else {}
     try:
         base = relaxed(navix.make)(

@@ -55,12 +55,12 @@ class Options(EnvOptions):
     """Other values of `OPTIONS`."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a CHIP-8 game.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment. It observes the last frames, bool ``[height, width, frame_skip]``.
@@ -68,7 +68,7 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unknown option, or one of the wrong kind.
     """
-    options = read_options(Options, given, f"octax {id}")
+    options = read_options(Options, values, f"octax {id}")
     check_others(f"octax {id}", options.others, OPTIONS, counts=True)
     limit = inspect.signature(OctaxEnv).parameters["max_num_steps_per_episodes"].default
     try:

@@ -54,12 +54,12 @@ class Options(EnvOptions):
     """Time limit in steps; None for the game's."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make a game of Pgx.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment, whose observation has ``obs``, as Pgx gives it, and ``action_mask``.
@@ -67,7 +67,7 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unknown opponent, or one for a game of one player, or an unknown option.
     """
-    options = read_options(Options, given, f"pgx {id}")
+    options = read_options(Options, values, f"pgx {id}")
     opponent = options.opponent
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of chess and others
@@ -107,8 +107,8 @@ def adapt(
     init, step_one, observe = relaxed(env.init), relaxed(env.step), relaxed(_observe(env))
 
     def observed(state: PyTree) -> PyTree:
-        seen = observe(state)
-        return {"action_mask": state.legal_action_mask, "obs": jnp.asarray(seen)}
+        observation = observe(state)
+        return {"action_mask": state.legal_action_mask, "obs": jnp.asarray(observation)}
 
     def waited(state: PyTree, key: jax.Array) -> PyTree:
         """Play the other players' moves until the agent's turn or the end, and add up the rewards."""
@@ -121,8 +121,8 @@ def adapt(
 
         def move(carried: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
             before, key = carried
-            key, own, chance = jax.random.split(key, 3)
-            after = step_one(before, opponent(before, own), jax.random.key_data(chance))
+            key, opponent_key, chance = jax.random.split(key, 3)
+            after = step_one(before, opponent(before, opponent_key), jax.random.key_data(chance))
             return like(after.replace(rewards=before.rewards + after.rewards), before), key
 
         return jax.lax.while_loop(is_others, move, (state, key))[0]
@@ -179,8 +179,8 @@ def one_ply(env: Any) -> Opponent:
         after = jax.vmap(lambda action: step_one(state, action, jax.random.key_data(chance)))(
             actions
         )
-        own = after.rewards[:, state.current_player]
-        legal = jnp.where(state.legal_action_mask, own, -jnp.inf)
+        rewards = after.rewards[:, state.current_player]
+        legal = jnp.where(state.legal_action_mask, rewards, -jnp.inf)
         return jax.random.categorical(choice, jnp.where(legal >= jnp.max(legal), 0.0, -jnp.inf))
 
     return play

@@ -71,12 +71,12 @@ class Options(EnvOptions):
     nested."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make an environment of MuJoCo Playground.
 
     Args:
         id: Playground's id.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment. Of an observation with ``state`` and ``privileged_state``, a policy may
@@ -85,7 +85,7 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unsupported id, implementation or option, or robots that are not on this disk.
     """
-    options = read_options(Options, given, f"playground {id}")
+    options = read_options(Options, values, f"playground {id}")
     if options.impl not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"env.impl={options.impl}: write one of {', '.join(IMPLEMENTATIONS)}")
     if id in ROBOTS and not registry.mjx_env.MENAGERIE_PATH.exists():
@@ -95,17 +95,17 @@ def make(id: str, **given: Any) -> Env:
             f"{registry.mjx_env.MENAGERIE_PATH} checkout {registry.mjx_env.MENAGERIE_COMMIT_SHA}"
         )
     with quiet():
-        known, own = _flat(registry.get_default_config(id)), _flat(dict(options.others))
-    check_others(f"playground {id}", own, known)
-    settings = known | own
+        defaults, overrides = _flat(registry.get_default_config(id)), _flat(dict(options.others))
+    check_others(f"playground {id}", overrides, defaults)
+    settings = defaults | overrides
     _check_settings(settings)
     repeat = settings.get("action_repeat", 1)
     limit = options.episode_length or -(-int(settings["episode_length"]) // repeat)
-    if "impl" in known:
-        own["impl"] = options.impl or ("warp" if jax.default_backend() == "gpu" else "jax")
+    if "impl" in defaults:
+        overrides["impl"] = options.impl or ("warp" if jax.default_backend() == "gpu" else "jax")
     try:
         with quiet():
-            base = registry.load(id, config_overrides=own)
+            base = registry.load(id, config_overrides=overrides)
             if options.randomized_models:
                 base = _randomized(base, id, options.randomized_models)
             base = (

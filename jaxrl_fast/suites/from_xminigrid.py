@@ -68,12 +68,12 @@ class Options(EnvOptions):
     """Values that override the environment's parameters, such as ``view_size=7``."""
 
 
-def make(id: str, **given: Any) -> Env:
+def make(id: str, **values: Any) -> Env:
     """Make an XLand-MiniGrid environment.
 
     Args:
         id: One of `ids`.
-        **given: `Options`.
+        **values: `Options`.
 
     Returns:
         The environment. It observes the agent's view with tiles and colors as one-hot numbers,
@@ -82,12 +82,12 @@ def make(id: str, **given: Any) -> Env:
     Raises:
         ValueError: Unknown option or benchmark, one of the wrong kind, or both kinds of rules.
     """
-    chosen = read_options(Options, given, f"xminigrid {id}")
+    chosen = read_options(Options, values, f"xminigrid {id}")
     benchmark, ruleset, options = chosen.benchmark, chosen.ruleset, dict(chosen.others)
     base, params = xminigrid.make(id)
-    own = ("ruleset", "max_steps", "render_mode")
-    known = {name: value for name, value in vars(params).items() if name not in own}
-    check_others(f"xminigrid {id}", options, known)
+    fixed = ("ruleset", "max_steps", "render_mode")
+    changeable = {name: value for name, value in vars(params).items() if name not in fixed}
+    check_others(f"xminigrid {id}", options, changeable)
     for option, value in options.items():
         if option != "grid_type" and not is_count(value):
             raise ValueError(f"env.{option}={value}: {A_COUNT}")
@@ -137,8 +137,8 @@ def adapt(env: Any, params: Any, *, name: str, sample_rules: Any = None) -> Env:
         return jnp.concatenate([tiles, colors], axis=-1)
 
     def reset(key: jax.Array, rules: PyTree) -> tuple[PyTree, jax.Array]:
-        own = params if rules == () else params.replace(ruleset=rules)
-        first = settled(reset_one(own, jax.random.key_data(key)))
+        task_params = params if rules == () else params.replace(ruleset=rules)
+        first = settled(reset_one(task_params, jax.random.key_data(key)))
         return first, observed(first.observation)
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
@@ -179,19 +179,19 @@ def _benchmark(name: str) -> Benchmark:
     )
 
 
-def _ruleset(given: dict[str, list[Any]]) -> RuleSet:
+def _ruleset(ruleset: dict[str, list[Any]]) -> RuleSet:
     """Convert lists of numbers to XLand's rules."""
-    if not isinstance(given, Mapping) or set(given) != set(LENGTHS):
-        raise ValueError(f"env.ruleset={given}: write {', '.join(LENGTHS)}")
-    rows = {name: [given[name]] if name == "goal" else given[name] for name in LENGTHS}
+    if not isinstance(ruleset, Mapping) or set(ruleset) != set(LENGTHS):
+        raise ValueError(f"env.ruleset={ruleset}: write {', '.join(LENGTHS)}")
+    rows = {name: [ruleset[name]] if name == "goal" else ruleset[name] for name in LENGTHS}
     for name, length in LENGTHS.items():
         if not (rows[name] and all(_is_encoding(row, length) for row in rows[name])):
             what = (
                 f"up to {length} numbers" if name == "goal" else f"lists of up to {length} numbers"
             )
-            raise ValueError(f"env.ruleset.{name}={given[name]}: write {what} from 0 to 255")
-    tiles = [given["goal"][1:3], *given["init_tiles"]]
-    if given["goal"][0] >= NUM_GOALS or any(max(x[:1], default=0) >= NUM_TILES for x in tiles):
+            raise ValueError(f"env.ruleset.{name}={ruleset[name]}: write {what} from 0 to 255")
+    tiles = [ruleset["goal"][1:3], *ruleset["init_tiles"]]
+    if ruleset["goal"][0] >= NUM_GOALS or any(max(x[:1], default=0) >= NUM_TILES for x in tiles):
         raise ValueError(f"env.ruleset: write a goal below {NUM_GOALS} and tiles below {NUM_TILES}")
     if any(max(x[1:2], default=0) >= NUM_COLORS for x in tiles):
         raise ValueError(f"env.ruleset: write colors below {NUM_COLORS}")

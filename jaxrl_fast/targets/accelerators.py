@@ -62,9 +62,32 @@ reports it).
 """
 
 CHIPS = {
-    "h100": Chip("H100 SXM", "cuda", 84_942_979_072, 3.352e12, 494.7e12, 8, H100),
-    "h200": Chip("H200 SXM", "cuda", 150_754_820_096, 4.8e12, 494.7e12, 8, H200),
-    "tpu-v5e": Chip("TPU v5e", "tpu", 17_179_869_184, 8.19e11, 197e12, 8),
+    "h100": Chip(
+        "H100 SXM",
+        "cuda",
+        memory_bytes=84_942_979_072,
+        bandwidth=3.352e12,
+        product_flops=494.7e12,
+        devices_per_host=8,
+        description=H100,
+    ),
+    "h200": Chip(
+        "H200 SXM",
+        "cuda",
+        memory_bytes=150_754_820_096,
+        bandwidth=4.8e12,
+        product_flops=494.7e12,
+        devices_per_host=8,
+        description=H200,
+    ),
+    "tpu-v5e": Chip(
+        "TPU v5e",
+        "tpu",
+        memory_bytes=17_179_869_184,
+        bandwidth=8.19e11,
+        product_flops=197e12,
+        devices_per_host=8,
+    ),
 }
 """Products of float32 arrays: on an H100 or H200 in TF32, 494.7 TFLOP/s; on a TPU v5e in bfloat16,
 197 TFLOP/s (Google's and NVIDIA's data sheets). A TPU runs a program without launching kernels one
@@ -139,12 +162,12 @@ def devices_of(target: Target) -> list[jax.Device]:
     """
     if target.chip.platform == "cuda":
         text = target.chip.description
-        found = topologies.get_topology_desc(
+        topology = topologies.get_topology_desc(
             platform="cuda", target_config=text, topology=target.topology
         )
     else:
-        found = topologies.get_topology_desc(target.topology, target.chip.platform)
-    return list(found.devices)[: target.num_devices]
+        topology = topologies.get_topology_desc(target.topology, target.chip.platform)
+    return list(topology.devices)[: target.num_devices]
 
 
 FOLDER = ".venv-targets"
@@ -218,13 +241,13 @@ def compile_only(dump: Path) -> dict[str, str]:
     flags = (
         compile_here(dump)["XLA_FLAGS"] + " --xla_gpu_deviceless_cub_mode=DEVICELESS_CUB_DISABLED"
     )
-    own = {
+    variables = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "JAXRL_FAST_CACHE": "off",
         "XLA_FLAGS": flags,
     }
-    return {**os.environ, **own}
+    return {**os.environ, **variables}
 
 
 def compile_here(dump: Path) -> dict[str, str]:

@@ -212,7 +212,15 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
         costs, stored_replay(run.algo_options, graph, placed, state), env.num_envs, target.chip
     )
     return ForTarget(
-        graph, placed, state, compiled, plan.ticks_per_chunk, costs, rounds, room, compile_s
+        graph=graph,
+        placed=placed,
+        state=state,
+        compiled=compiled,
+        ticks_per_chunk=plan.ticks_per_chunk,
+        costs=costs,
+        rounds=rounds,
+        room=room,
+        compile_s=compile_s,
     )
 
 
@@ -257,10 +265,10 @@ def rounds_of(graph: Graph, agent: BoundAgent, steps_per_tick: int) -> Rounds:
     """
     sampling, learning = (tuple(tagged(graph, tag)) for tag in (SAMPLING, LEARNING))
     return Rounds(
-        agent.rollout_length,
-        agent.updates_per_tick,
-        agent.batch_size,
-        steps_per_tick,
-        sampling,
-        learning,
+        steps=agent.rollout_length,
+        updates=agent.updates_per_tick,
+        batch_size=agent.batch_size,
+        env_steps=steps_per_tick,
+        sampling=sampling,
+        learning=learning,
     )

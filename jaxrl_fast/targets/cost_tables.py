@@ -185,15 +185,15 @@ def collective_lines(costs: Sequence[ProgramCost]) -> list[str]:
     """
     lines = []
     for cost in costs:
-        for found in cost.collectives:
+        for collective in cost.collectives:
             often = (
                 "in a loop of unknown length"
-                if found.runs is None
-                else f"{found.runs:g} times a tick"
+                if collective.runs is None
+                else f"{collective.runs:g} times a tick"
             )
             lines.append(
-                f"{', '.join(cost.fragments)}: {found.instructions} {found.kind}, {often}, "
-                f"{byte_size(found.size_bytes)} together each time"
+                f"{', '.join(cost.fragments)}: {collective.instructions} {collective.kind}, {often}, "
+                f"{byte_size(collective.size_bytes)} together each time"
             )
     return lines
 
@@ -287,19 +287,19 @@ def explain_elsewhere(words: Sequence[str], target: str, folder: Path) -> int:
     if len(widths) < 2:
         return run_once([*words, f"target={target}", f"out={folder}"], target)
     rest = [word for word in words if not _is_width(word)]
-    found = []
+    costs = []
     for width in widths:
-        own = folder / f"num_envs_{width}"
+        subfolder = folder / f"num_envs_{width}"
         status = run_once(
-            [*rest, f"num_envs={width}", f"target={target}", f"out={own}"], target, quiet=True
+            [*rest, f"num_envs={width}", f"target={target}", f"out={subfolder}"], target, quiet=True
         )
         if status:
             return status
-        found.append(
-            (width, json.loads((own / "graph.json").read_text(encoding="utf-8"))["target"])
+        costs.append(
+            (width, json.loads((subfolder / "graph.json").read_text(encoding="utf-8"))["target"])
         )
-        print(f"num_envs={width}: compiled in {found[-1][1]['compile_s']:.0f} s", flush=True)
-    print_widths(found)
+        print(f"num_envs={width}: compiled in {costs[-1][1]['compile_s']:.0f} s", flush=True)
+    print_widths(costs)
     print(f"written: {folder}/num_envs_*/graph.json")
     return 0
 
@@ -316,15 +316,15 @@ def asked_widths(words: Sequence[str]) -> list[int]:
     Raises:
         ConfigError: An entry of the list is not a number.
     """
-    given = [
+    values = [
         word.partition("=")[2] if "," in word else str(read_word(word)[1])
         for word in words
         if _is_width(word)
     ]
-    parts = given[-1].split(",") if given else []
+    parts = values[-1].split(",") if values else []
     if len(parts) > 1 and not all(part.isdecimal() for part in parts):
         raise ConfigError(
-            f"num_envs={given[-1]}: write numbers with commas between them, as in num_envs=64,1024"
+            f"num_envs={values[-1]}: write numbers with commas between them, as in num_envs=64,1024"
         )
     return [int(part) for part in parts] if len(parts) > 1 else []
 

@@ -74,13 +74,15 @@ def count_launches(thunks: str, metadata: str, trips: Mapping[str, float]) -> La
         while blocks and depth <= blocks[-1][0]:
             blocks.pop()
         often = blocks[-1][1] if blocks else 1.0
-        known = trips.get(names.get(number, "")) if kind == LOOP else None
+        iterations = trips.get(names.get(number, "")) if kind == LOOP else None
         if kind in (LOOP, CHOICE):
-            totals["host_syncs"] += often if known is None else 0.0
+            totals["host_syncs"] += often if iterations is None else 0.0
         elif kind not in HOST_ONLY:
             totals["graphs" if kind == GRAPH else "alone"] += often
         # The parts of a graph or a kernel are launched with it.
-        blocks.append((depth, often * (known or 1.0) if kind in (LOOP, CHOICE, SEQUENCE) else 0.0))
+        blocks.append(
+            (depth, often * (iterations or 1.0) if kind in (LOOP, CHOICE, SEQUENCE) else 0.0)
+        )
     return Launches(**totals)
 
 
@@ -100,8 +102,8 @@ def steps_of_host(thunks: str) -> Iterator[tuple[int, int, str]]:
             in_condition = line.index("c")
         elif BODY.match(line):
             in_condition = -1
-        elif in_condition < 0 and (found := LINE.match(line)):
-            yield (len(found[1]), int(found[2]), found[3])
+        elif in_condition < 0 and (match := LINE.match(line)):
+            yield (len(match[1]), int(match[2]), match[3])
 
 
 def thunk_names(metadata: str) -> dict[int, str]:
@@ -190,17 +192,18 @@ def kernels_of(text: Text, scopes: Sequence[str]) -> list[Kernel]:
     Returns:
         The kernels, each with its fragment.
     """
-    found = []
+    kernels = []
     for name, runs in text.runs.items():
-        own = [i for i in text.computations[name] if starts_something(i)]
+        launched = [i for i in text.computations[name] if starts_something(i)]
         around = {i.name: i for i in text.computations[name]}
-        named = [scope_of(i, scopes) for i in own]
+        named = [scope_of(i, scopes) for i in launched]
         usual = Counter(scope for scope in named if scope).most_common(1)
         inherited = usual[0][0] if len(set(filter(None, named))) == 1 else ""
-        found += [
-            _kernel(text, i, around, runs, s or inherited) for i, s in zip(own, named, strict=True)
+        kernels += [
+            _kernel(text, i, around, runs, s or inherited)
+            for i, s in zip(launched, named, strict=True)
         ]
-    return found
+    return kernels
 
 
 def starts_something(instruction: Instruction) -> bool:
@@ -265,8 +268,8 @@ def dims_of(shape: str) -> list[int]:
     Returns:
         The dimensions.
     """
-    found = ARRAY.search(shape)
-    return [int(n) for n in found[2].split(",") if n] if found else []
+    match = ARRAY.search(shape)
+    return [int(n) for n in match[2].split(",") if n] if match else []
 
 
 def moved_bytes(inside: Named, around: Named, kernel: Instruction) -> float:
@@ -294,13 +297,17 @@ def _kernel(text: Text, i: Instruction, around: Named, runs: float, scope: str) 
     inside = {x.name: x for x in text.computations[fused[1]]} if fused else {i.name: i}
     model, cycles = MODEL_US.search(i.notes), CYCLES.search(i.notes)
     return Kernel(
-        i.name,
-        i.opcode,
-        scope,
-        runs,
-        sum(product_flops(x, inside if fused else around) for x in inside.values()),
-        moved_bytes(inside, around, i),
-        float(model[1]) if model else int(cycles[1]) / TPU_CYCLES_PER_US if cycles else None,
+        name=i.name,
+        opcode=i.opcode,
+        scope=scope,
+        runs=runs,
+        flops=sum(product_flops(x, inside if fused else around) for x in inside.values()),
+        moved_bytes=moved_bytes(inside, around, i),
+        model_us=float(model[1])
+        if model
+        else int(cycles[1]) / TPU_CYCLES_PER_US
+        if cycles
+        else None,
     )
 
 
@@ -410,28 +417,30 @@ def cost_of(
     total = sum(k.runs for k in kernels)
     memory, big = compiled.memory_analysis(), 2 * BIG_COPY_BYTES  # read and written
     return ProgramCost(
-        tuple(fragments),
-        group,
-        num_devices,
-        total,
-        {scope: sum(k.runs for k in kernels if k.scope == scope) for scope in (*fragments, "")},
-        {scope: by_round([k for k in kernels if k.scope == scope]) for scope in fragments},
-        sum(runs for runs, us in times if us < SHORT_US) / max(total, 1),
-        None if dumped is None else _launches(dumped, text, calls),
-        find_collectives(source, 1 / calls),
-        sum(k.runs * k.flops for k in kernels),
-        sum(k.runs * k.moved_bytes for k in kernels),
-        sum(k.runs * roofline_us(k, chip) for k in kernels),
-        tuple(sum(runs * max(us, floor) for runs, us in times) for floor in FLOORS_US),
-        program_bytes(compiled),
-        getattr(memory, "temp_size_in_bytes", None),
-        getattr(memory, "alias_size_in_bytes", None),
-        tuple(
+        fragments=tuple(fragments),
+        group=group,
+        num_devices=num_devices,
+        kernels=total,
+        kernels_of={
+            scope: sum(k.runs for k in kernels if k.scope == scope) for scope in (*fragments, "")
+        },
+        repeated={scope: by_round([k for k in kernels if k.scope == scope]) for scope in fragments},
+        short_share=sum(runs for runs, us in times if us < SHORT_US) / max(total, 1),
+        launches=None if dumped is None else _launches(dumped, text, calls),
+        collectives=find_collectives(source, 1 / calls),
+        product_flops=sum(k.runs * k.flops for k in kernels),
+        moved_bytes=sum(k.runs * k.moved_bytes for k in kernels),
+        roofline_us=sum(k.runs * roofline_us(k, chip) for k in kernels),
+        busy_us=tuple(sum(runs * max(us, floor) for runs, us in times) for floor in FLOORS_US),
+        memory_bytes=program_bytes(compiled),
+        temporary_bytes=getattr(memory, "temp_size_in_bytes", None),
+        aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
+        big_copies=tuple(
             f"{k.name} ({k.scope})"
             for k in kernels
             if k.opcode == "copy" and k.runs >= 1 and k.moved_bytes > big
         ),
-        unordered_scatters(text),
+        unordered=unordered_scatters(text),
     )
 
 
@@ -504,14 +513,14 @@ def unordered_scatters(text: Text) -> tuple[str, ...]:
     Returns:
         Names of instructions.
     """
-    found = [
+    scatters = [
         i
         for instructions in text.computations.values()
         for i in instructions
         if i.opcode == "scatter"
     ]
     return tuple(
-        i.name for i in found if "unique_indices=true" not in i.notes and _adds(i.notes, text)
+        i.name for i in scatters if "unique_indices=true" not in i.notes and _adds(i.notes, text)
     )
 
 
@@ -530,8 +539,12 @@ def _launches(dumped: tuple[str, str], text: Text, calls: float) -> Launches:
         if i.opcode == "while"
     ]
     trips = {loop.name: trips for loop in loops if (trips := trip_count(loop)) is not None}
-    counted = count_launches(*dumped, trips)
-    return Launches(*(calls * number for number in counted))
+    launches = count_launches(*dumped, trips)
+    return Launches(
+        graphs=calls * launches.graphs,
+        alone=calls * launches.alone,
+        host_syncs=calls * launches.host_syncs,
+    )
 
 
 AFTER, BEFORE, DUMP_METADATA = (
@@ -551,16 +564,16 @@ def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
     Returns:
         Thunks (steps of the host) and their metadata; None if there are none, as for a TPU.
     """
-    found = sorted(folder.glob(f"module_*.{program}.{DUMP_METADATA}"))
-    if not found:
+    dumps = sorted(folder.glob(f"module_*.{program}.{DUMP_METADATA}"))
+    if not dumps:
         return None
-    stem = str(found[-1]).removesuffix(DUMP_METADATA)
+    stem = str(dumps[-1]).removesuffix(DUMP_METADATA)
     # XLA omits the first if the passes changed nothing
     after, before = (
         Path(stem + AFTER),
         Path(stem + BEFORE),
     )
-    return (after if after.exists() else before).read_text(encoding="utf-8"), found[-1].read_text(
+    return (after if after.exists() else before).read_text(encoding="utf-8"), dumps[-1].read_text(
         encoding="utf-8"
     )
 

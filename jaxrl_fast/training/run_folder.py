@@ -438,10 +438,15 @@ def link_latest(folder: Path, runs: Path) -> None:
 
     Args:
         folder: Folder of the newest run.
-        runs: Folder that contains the link.
+        runs: Folder that contains the link, created if missing.
     """
-    with contextlib.suppress(OSError), replacing(runs / "latest") as temporary:
-        temporary.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
+    link, target = runs / "latest", folder.resolve()
+    if target == runs.resolve() / "latest":
+        return
+    with contextlib.suppress(OSError):
+        runs.mkdir(exist_ok=True)
+        with replacing(link) as temporary:
+            temporary.symlink_to(os.path.relpath(target, runs.resolve()), target_is_directory=True)
 
 
 MARKS = ("run.json", "config.yaml", "metrics.csv")

@@ -47,21 +47,21 @@ def resolve(
     if not run.auto_width:
         return run
     refuse_several(run, "num_envs=auto", "a number (python -m jaxrl_fast.autotune finds one)")
-    asked = dataclasses.replace(run, auto_width=False)
-    finding = tuning_cache.look_up(tuning_cache.make_key(asked, tuning_cache.this_device()))
+    default = dataclasses.replace(run, auto_width=False)
+    finding = tuning_cache.look_up(tuning_cache.make_key(default, tuning_cache.this_device()))
     if finding is None and not may_measure:
         log(
-            f"num_envs=auto: no cached measurement on this machine: {asked.num_envs} environments, the default"
+            f"num_envs=auto: no cached measurement on this machine: {default.num_envs} environments, the default"
         )
     if finding is None and may_measure:
-        finding = look_around(asked, log)
+        finding = look_around(default, log)
     if finding is None:
-        return asked
+        return default
     log(
         f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
     )
     placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
-    return tuning_cache.apply(asked, {**finding.learning, **placed})
+    return tuning_cache.apply(default, {**finding.learning, **placed})
 
 
 def refuse_several(run: Run, word: str, instead: str) -> None:
@@ -79,56 +79,59 @@ def refuse_several(run: Run, word: str, instead: str) -> None:
         raise ValueError(f"{word} is for a single process: write {instead}")
 
 
-def look_around(asked: Run, log: Tell) -> Finding | None:
+def look_around(default: Run, log: Tell) -> Finding | None:
     """Measure the environment's default width and, if the run is long enough, a few others.
 
     Args:
-        asked: Run with the default width.
+        default: Run with the default width.
         log: Receives messages.
 
     Returns:
         The fastest width, which is saved; None if nothing was measured.
     """
-    legal, _ = widths(asked, learns=True)
+    legal, _ = widths(default, learns=True)
     nearest = {
-        min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS
+        min(legal, key=lambda w: (abs(log2(w / default.num_envs / factor)), w))
+        for factor in FACTORS
     }
-    others = sorted({asked.num_envs, *nearest})
+    others = sorted({default.num_envs, *nearest})
     doing = f"measures {', '.join(map(str, others))} environments"
-    words = "num_envs=auto", f"{asked.num_envs} environments, the default", doing
-    own, ways = at_width(asked, asked.num_envs), [at_width(asked, width) for width in others]
-    return conclude(asked, measure_if_long(own, ways, WORTH_S, REPEATS, words, log))
+    messages = "num_envs=auto", f"{default.num_envs} environments, the default", doing
+    baseline = at_width(default, default.num_envs)
+    candidates = [at_width(default, width) for width in others]
+    rows = measure_if_long(baseline, candidates, WORTH_S, REPEATS, messages, log)
+    return conclude(default, rows)
 
 
 def measure_if_long(
-    own: Candidate,
+    baseline: Candidate,
     candidates: Sequence[Candidate],
     worth_s: float,
     repeats: int,
-    words: Sequence[str],
+    messages: Sequence[str],
     log: Tell,
 ) -> list[Row]:
     """Measure candidates in turn if the run is long.
 
     Args:
-        own: Candidate of the run, from which its duration is estimated.
+        baseline: Candidate of the run, from which its duration is estimated.
         candidates: Candidates to compare.
         worth_s: Expected seconds of the run from which they are measured.
         repeats: Repeats of each candidate.
-        words: Parts of the messages: the key, the consequence without a measurement, and the
+        messages: Parts of the messages: the key, the consequence without a measurement, and the
             measurement.
         log: Receives messages.
 
     Returns:
         Results; empty if the run is short or does not run.
     """
-    key, otherwise, doing = words
+    key, otherwise, doing = messages
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(Path(folder), repeats=repeats, repeat_s=REPEAT_S)
-        alone = measure(own, "training", patience([], 1), settings)
+        alone = measure(baseline, "training", patience([], 1), settings)
         if not alone.tick_hz:
             return []
-        run_s = own.run.total_steps * own.run.num_seeds / alone.outcome().rate
+        run_s = baseline.run.total_steps * baseline.run.num_seeds / alone.outcome().rate
         if run_s < worth_s:
             log(
                 f"{key}: no cached measurement, and the run takes only about {clock(run_s)}: {otherwise}"
@@ -138,28 +141,30 @@ def measure_if_long(
         return measure_in_turn([(candidate, "training") for candidate in candidates], settings)
 
 
-def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
+def conclude(default: Run, rows: Sequence[Row]) -> Finding | None:
     """Save the fastest of the measured widths.
 
     Args:
-        asked: Run with the default width.
+        default: Run with the default width.
         rows: Results.
 
     Returns:
         The fastest width; None if nothing ran.
     """
-    best = chosen({row.value: row.outcome() for row in rows}, asked.num_envs)
+    best = chosen({row.value: row.outcome() for row in rows}, default.num_envs)
     if best is None:
         return None
     row = next(row for row in rows if row.value == best)
     finding = Finding(
-        tuning_cache.sizes_of(row.run),
-        {},
-        row.effect,
-        time.strftime("on %Y-%m-%d by a short look"),
-        True,
+        learning=tuning_cache.sizes_of(row.run),
+        free={},
+        effect=row.effect,
+        found=time.strftime("on %Y-%m-%d by a short look"),
+        quick=True,
     )
-    tuning_cache.remember(tuning_cache.make_key(asked, tuning_cache.device_of(row.facts)), finding)
+    tuning_cache.remember(
+        tuning_cache.make_key(default, tuning_cache.device_of(row.facts)), finding
+    )
     return finding
 
 
@@ -195,33 +200,33 @@ def resolve_overlap(
     if not run.auto_overlap:
         return run
     refuse_several(run, "overlap=auto", f"one of none, {', '.join(EFFECTS)}")
-    asked, device = dataclasses.replace(run, auto_overlap=False), tuning_cache.this_device()
-    finding = tuning_cache.look_up(tuning_cache.make_key(asked, device, OBJECTIVE))
+    default, device = dataclasses.replace(run, auto_overlap=False), tuning_cache.this_device()
+    finding = tuning_cache.look_up(tuning_cache.make_key(default, device, OBJECTIVE))
     if finding is None and not may_measure:
         log("overlap=auto: no cached measurement on this machine: no overlap")
     if finding is None and may_measure:
-        finding = look_around_overlap(asked, device.number, log)
+        finding = look_around_overlap(default, device.number, log)
     if finding is None:
-        return asked
+        return default
     log(f"overlap=auto: {finding.effect}, measured here {finding.found}")
-    return tuning_cache.apply(asked, {**finding.learning, **finding.free})
+    return tuning_cache.apply(default, {**finding.learning, **finding.free})
 
 
-def ways(asked: Run, devices: int) -> Iterator[Candidate]:
+def ways(default: Run, devices: int) -> Iterator[Candidate]:
     """List the overlaps of a run, each with the placement that lets fragments run at the same time.
 
     Args:
-        asked: Run without overlap.
+        default: Run without overlap.
         devices: Number of devices.
 
     Returns:
         Candidates.
     """
-    if envs.is_host(asked.env):
+    if envs.is_host(default.env):
         yield Candidate(
             "overlap",
             "sampling",
-            dataclasses.replace(asked, overlap="sampling"),
+            dataclasses.replace(default, overlap="sampling"),
             EFFECTS["sampling"],
         )
         return
@@ -231,41 +236,45 @@ def ways(asked: Run, devices: int) -> Iterator[Candidate]:
         ("sampling", "sampler_learner", devices),
     )
     for overlap, placement, count in together if devices > 1 else ():
-        if asked.placement in (AUTO, placement) and asked.devices in (None, count):
-            run = dataclasses.replace(asked, overlap=overlap, placement=placement, devices=count)
+        if default.placement in (AUTO, placement) and default.devices in (None, count):
+            run = dataclasses.replace(default, overlap=overlap, placement=placement, devices=count)
             yield Candidate("overlap", overlap, run, EFFECTS[overlap])
 
 
-def look_around_overlap(asked: Run, devices: int, log: Tell) -> Finding | None:
+def look_around_overlap(default: Run, devices: int, log: Tell) -> Finding | None:
     """Measure the run without overlap and, if it is long enough, in turn with every overlap.
 
     Args:
-        asked: Run without overlap.
+        default: Run without overlap.
         devices: Number of devices.
         log: Receives messages.
 
     Returns:
         The result, which is saved; None if nothing was measured.
     """
-    own, others = Candidate("overlap", "none", asked, NO_EFFECT), list(ways(asked, devices))
+    baseline = Candidate("overlap", "none", default, NO_EFFECT)
+    others = list(ways(default, devices))
     if not others:
         log("overlap=auto: nothing could run at the same time on this machine: no overlap")
         return None
-    words = (
+    messages = (
         "overlap=auto",
         "no overlap",
         f"measures none, {', '.join(str(other.value) for other in others)} in turn",
     )
     return conclude_overlap(
-        asked, measure_if_long(own, [own, *others], OVERLAP_WORTH_S, OVERLAP_REPEATS, words, log)
+        default,
+        measure_if_long(
+            baseline, [baseline, *others], OVERLAP_WORTH_S, OVERLAP_REPEATS, messages, log
+        ),
     )
 
 
-def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
+def conclude_overlap(default: Run, rows: Sequence[Row]) -> Finding | None:
     """Save the overlap that is clearly faster than none, or none.
 
     Args:
-        asked: Run without overlap.
+        default: Run without overlap.
         rows: Results, the first without overlap.
 
     Returns:
@@ -273,10 +282,10 @@ def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
     """
     if not rows or not rows[0].tick_hz:
         return None
-    own, *others = rows
-    # Steps/s relative to ``own`` in each round.
+    baseline, *others = rows
+    # Steps/s relative to ``baseline`` in each round.
     gains = [
-        (row, [a / b for a, b in zip(row.tick_hz, own.tick_hz, strict=False)])
+        (row, [a / b for a, b in zip(row.tick_hz, baseline.tick_hz, strict=False)])
         for row in others
         if row.tick_hz
     ]
@@ -289,18 +298,20 @@ def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
         if median >= GAIN and min(gain) > 1:
             learning, free, effect = (
                 {"overlap": row.value},
-                _placed(asked, row),
+                _placed(default, row),
                 f"{row.value} ({row.effect}): {made}",
             )
-    finding = Finding(learning, free, effect, time.strftime("on %Y-%m-%d"), True)
+    finding = Finding(
+        learning=learning, free=free, effect=effect, found=time.strftime("on %Y-%m-%d"), quick=True
+    )
     tuning_cache.remember(
-        tuning_cache.make_key(asked, tuning_cache.device_of(own.facts), OBJECTIVE), finding
+        tuning_cache.make_key(default, tuning_cache.device_of(baseline.facts), OBJECTIVE), finding
     )
     return finding
 
 
-def _placed(asked: Run, row: Row) -> dict[str, str | int]:
+def _placed(default: Run, row: Row) -> dict[str, str | int]:
     """Return the placement and devices, if the run does not set them."""
-    if row.run.placement == asked.placement or row.run.devices is None:
+    if row.run.placement == default.placement or row.run.devices is None:
         return {}
     return {"placement": row.run.placement_name, "devices": row.run.devices}

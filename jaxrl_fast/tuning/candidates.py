@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
 
 
 def widths(
-    asked: Run, *, learns: bool, max_num_envs: int | None = None
+    requested: Run, *, learns: bool, max_num_envs: int | None = None
 ) -> tuple[list[int], list[str]]:
     """Return the widths to try.
 
@@ -57,7 +57,7 @@ def widths(
     (divided by a power of four) up to the limit.
 
     Args:
-        asked: Run.
+        requested: Run.
         learns: Whether to return only widths that preserve samples per update and updates per
             sample.
         max_num_envs: Largest width; None for the default limit.
@@ -65,28 +65,35 @@ def widths(
     Returns:
         Widths in order, and a message for each reason that excludes others.
     """
-    own, notes = asked.num_envs, []
-    limit = max_num_envs or (MAX_HOST_WIDTH if envs.is_host(asked.env) else MAX_WIDTH)
-    steps_limit = asked.total_steps // MIN_STEPS_PER_ENV
+    width, notes = requested.num_envs, []
+    limit = max_num_envs or (MAX_HOST_WIDTH if envs.is_host(requested.env) else MAX_WIDTH)
+    steps_limit = requested.total_steps // MIN_STEPS_PER_ENV
     if learns and steps_limit < limit:
         limit = steps_limit
         notes.append(
-            f"no more than {max(limit, own):,} environments: each would take fewer than {MIN_STEPS_PER_ENV} of the "
-            f"run's {asked.total_steps:,} steps"
+            f"no more than {max(limit, width):,} environments: each would take fewer than {MIN_STEPS_PER_ENV} of the "
+            f"run's {requested.total_steps:,} steps"
         )
-    if learns and _on_policy(asked) and _samples(asked) // _least_rollout(asked) < limit:
-        limit = _samples(asked) // _least_rollout(asked)
+    if (
+        learns
+        and _on_policy(requested)
+        and _samples(requested) // _least_rollout(requested) < limit
+    ):
+        limit = _samples(requested) // _least_rollout(requested)
         notes.append(
-            f"no more than {max(limit, own):,} environments: rollouts would be under {_least_rollout(asked)} steps"
+            f"no more than {max(limit, width):,} environments: rollouts would be under "
+            f"{_least_rollout(requested)} steps"
         )
-    first = own / 4.0 ** max(0, int(log2(own / FIRST_WIDTH) / 2)) if own > FIRST_WIDTH else own
-    legal, left_out = {own}, []
-    for nominal in _round_numbers(first, max(limit, own)):
+    first = (
+        width / 4.0 ** max(0, int(log2(width / FIRST_WIDTH) / 2)) if width > FIRST_WIDTH else width
+    )
+    legal, left_out = {width}, []
+    for nominal in _round_numbers(first, max(limit, width)):
         near = next(
             (
                 w
-                for w in _around(nominal, min(first, own), max(limit, own))
-                if fits(asked, w, learns)
+                for w in _around(nominal, min(first, width), max(limit, width))
+                if fits(requested, w, learns)
             ),
             None,
         )
@@ -101,12 +108,12 @@ def widths(
     return sorted(legal), notes
 
 
-def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
+def at_width(requested: Run, width: int, *, learns: bool = True) -> Candidate:
     """Return a run with another width, and the rollout length and updates that preserve samples and
     updates.
 
     Args:
-        asked: Run.
+        requested: Run.
         width: Number of environments.
         learns: Whether samples per update and updates per sample must be preserved.
 
@@ -116,53 +123,59 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
     Raises:
         ValueError: No rollout length preserves them.
     """
-    if not fits(asked, width, learns):
+    if not fits(requested, width, learns):
         raise ValueError(
-            f"num_envs={width} changes the {_samples(asked):,} samples per update: write another number"
+            f"num_envs={width} changes the {_samples(requested):,} samples per update: write another number"
         )
-    length = max(1, _samples(asked) // width)
-    options = {**asked.algo_options, "rollout_length": length}
-    if not _on_policy(asked):
+    length = max(1, _samples(requested) // width)
+    options = {**requested.algo_options, "rollout_length": length}
+    if not _on_policy(requested):
         options["updates_per_tick"] = max(
-            1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked)
+            1, requested.algo_options["updates_per_tick"] * width * length // _samples(requested)
         )
-    if not learns and _on_policy(asked):
+    if not learns and _on_policy(requested):
         options["num_minibatches"] = 1  # without updates every width is possible
     elif not learns:
         options["buffer_size"] = max(
             options["buffer_size"], 2 * width * (length + options.get("n_step", 1))
         )
-    run = dataclasses.replace(asked, num_envs=width, algo_options=options)
-    effect = _width_effect(asked, run) if learns else "none: there are no updates"
+    run = dataclasses.replace(requested, num_envs=width, algo_options=options)
+    effect = _width_effect(requested, run) if learns else "none: there are no updates"
     return Candidate("num_envs", width, run, effect)
 
 
-def fits(asked: Run, width: int, learns: bool) -> bool:
+def fits(requested: Run, width: int, learns: bool) -> bool:
     """Return whether a width preserves the samples per update and is divisible into the groups of a
     pool.
 
     Args:
-        asked: Run.
+        requested: Run.
         width: Number of environments.
         learns: Whether samples per update and updates per sample must be preserved.
 
     Returns:
         True if it is possible.
     """
-    length = max(1, _samples(asked) // width)
-    if envs.is_host(asked.env):
-        size, rest = divmod(width, asked.pool["num_groups"])
-        if rest or (asked.pool["workers"] or 0) > size:
+    length = max(1, _samples(requested) // width)
+    if envs.is_host(requested.env):
+        size, rest = divmod(width, requested.pool["num_groups"])
+        if rest or (requested.pool["workers"] or 0) > size:
             return False
     if not learns:
         return True
-    if not _on_policy(asked):
-        return asked.algo_options["updates_per_tick"] * width * length % _samples(asked) == 0
+    if not _on_policy(requested):
+        return (
+            requested.algo_options["updates_per_tick"] * width * length % _samples(requested) == 0
+        )
     sequences_fit = (
-        not asked.algo_options.get("recurrent_size")
-        or width % asked.algo_options["num_minibatches"] == 0
+        not requested.algo_options.get("recurrent_size")
+        or width % requested.algo_options["num_minibatches"] == 0
     )
-    return width * length == _samples(asked) and length >= _least_rollout(asked) and sequences_fit
+    return (
+        width * length == _samples(requested)
+        and length >= _least_rollout(requested)
+        and sequences_fit
+    )
 
 
 def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
@@ -316,17 +329,17 @@ def batch_size(run: Run) -> int:
     return _samples(run) // options["num_minibatches"] if _on_policy(run) else options["batch_size"]
 
 
-def words(asked: Run, run: Run) -> list[str]:
+def words(requested: Run, run: Run) -> list[str]:
     """Return the arguments that change one run into another.
 
     Args:
-        asked: Run.
+        requested: Run.
         run: The other run.
 
     Returns:
         Arguments ``key=value``.
     """
-    before, after = flat_settings(asked), flat_settings(run)
+    before, after = flat_settings(requested), flat_settings(run)
     return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
 
 
@@ -360,18 +373,18 @@ def _least_rollout(run: Run) -> int:
     return min(MIN_ROLLOUT_STEPS, run.algo_options["rollout_length"])
 
 
-def _width_effect(asked: Run, run: Run) -> str:
-    if run.num_envs == asked.num_envs:
+def _width_effect(requested: Run, run: Run) -> str:
+    if run.num_envs == requested.num_envs:
         return "none: the requested width"
-    before, after = (r.algo_options["rollout_length"] for r in (asked, run))
+    before, after = (r.algo_options["rollout_length"] for r in (requested, run))
     if _on_policy(run):
         text = f"same samples per update and updates per step; advantages over {after} steps instead of {before}"
-    elif run.algo_options["updates_per_tick"] == asked.algo_options["updates_per_tick"]:
+    elif run.algo_options["updates_per_tick"] == requested.algo_options["updates_per_tick"]:
         text = f"same updates per step, in the same bursts; rollouts of {after} steps instead of {before}"
     else:
-        text = f"same updates per step; {_age(asked, run)}"
-    own, other = (r.total_steps // r.num_envs for r in (run, asked))
-    return f"{text}; each environment takes {own:,} steps of the run instead of {other:,}"
+        text = f"same updates per step; {_age(requested, run)}"
+    changed, other = (r.total_steps // r.num_envs for r in (run, requested))
+    return f"{text}; each environment takes {changed:,} steps of the run instead of {other:,}"
 
 
 def _age(before: Run, after: Run) -> str:

@@ -64,14 +64,14 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: AnyAlgorithm) -> Graph:
     def store(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return inputs["rollout"], {}, {}
 
-    policy = Fragment("policy", init, step, (), sample.reads)
+    policy = Fragment("policy", init, step, reads=(), writes=sample.reads)
     # Without a reader the compiler removes the parts of a rollout that only updates need.
     stored = Fragment(
         "stored",
         init_store,
         store,
-        ("rollout",),
-        (),
+        reads=("rollout",),
+        writes=(),
         division=ShardingAxes(1, {}, env.num_envs, "environments"),
     )
     return Graph((policy, sample, stored), products=agent.products)
@@ -100,7 +100,9 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
             return private, {}, {**metrics, "reward_sum": jnp.sum(rollout.reward)}
 
         division = ShardingAxes(0, {}, env.num_envs, "environments")
-        return Fragment("sample", init, step, (), (), division=division, tags=(SAMPLING,))
+        return Fragment(
+            "sample", init, step, reads=(), writes=(), division=division, tags=(SAMPLING,)
+        )
 
     return Graph((sample_compiled(make, env, rollout_length),))
 
@@ -175,7 +177,7 @@ def updates_only(env: VecEnv | HostEnv, algorithm: AnyAlgorithm) -> Graph:
 
     learning = make_learning(agent, joined=starts_kernels_singly(jax.default_backend()))
     division = source.division._replace(private=source.division.writes["batches"])
-    batches = Fragment("batches", init, step, (), ("batches",), division=division)
+    batches = Fragment("batches", init, step, reads=(), writes=("batches",), division=division)
     fragments = batches, learn_fragment(learning)
     rates = lambda hyper, tick: resolve(hyper, jnp.zeros(()))  # noqa: E731
     return Graph(fragments, hyper_at=rates, products=products_beside(env, agent))

@@ -35,8 +35,10 @@ def without_choices(run: Run) -> Run:
         The settings without these options.
     """
     later = chosen_later(run)
-    kept = {name: value for name, value in run.algo_options.items() if f"algo.{name}" not in later}
-    return dataclasses.replace(run, algo_options=kept)
+    options = {
+        name: value for name, value in run.algo_options.items() if f"algo.{name}" not in later
+    }
+    return dataclasses.replace(run, algo_options=options)
 
 
 class Request(NamedTuple):

@@ -65,13 +65,13 @@ Results = dict[int, Outcome]
 """Outcomes by size."""
 
 
-def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats: int) -> Results:
+def find_size(measure: Measure[int], sizes: Sequence[int], start: int, *, repeats: int) -> Results:
     """Measure few of some sizes; `chosen` selects one of them.
 
     Args:
         measure: Measures a size.
         sizes: Sizes in order.
-        own: Size to measure first.
+        start: Size to measure first.
         repeats: Most repeats of a size.
 
     Returns:
@@ -82,8 +82,8 @@ def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats:
     def ask(size: int) -> None:
         results[size] = measure(size, patience(results.values(), repeats))
 
-    ladder = rungs(sizes, own)
-    at = ladder.index(own)
+    ladder = rungs(sizes, start)
+    at = ladder.index(start)
     _climb(ask, ladder[at:], results, upwards=True)
     _climb(ask, ladder[:at][::-1], results, upwards=False)
     for _ in range(HALVINGS):
@@ -108,23 +108,23 @@ def find_option(
     Returns:
         Outcomes in order.
     """
-    seen = [incumbent]
+    outcomes = [incumbent]
     for option in options:
-        seen.append(measure(option, patience(seen, repeats)))
-    return seen[1:]
+        outcomes.append(measure(option, patience(outcomes, repeats)))
+    return outcomes[1:]
 
 
-def patience(seen: Iterable[Outcome], repeats: int) -> GoOn:
+def patience(outcomes: Iterable[Outcome], repeats: int) -> GoOn:
     """Return the rule that stops repeats once even the fastest is clearly slower than the best.
 
     Args:
-        seen: Outcomes so far.
+        outcomes: Outcomes so far.
         repeats: Most repeats.
 
     Returns:
         The rule.
     """
-    best = max((outcome.rate for outcome in seen), default=0.0)
+    best = max((outcome.rate for outcome in outcomes), default=0.0)
 
     def go_on(rates: Sequence[float]) -> bool:
         behind = dict(enumerate(BEHIND, 1)).get(len(rates), GAIN)
@@ -133,12 +133,12 @@ def patience(seen: Iterable[Outcome], repeats: int) -> GoOn:
     return go_on
 
 
-def chosen(results: Results, own: int) -> int | None:
+def chosen(results: Results, requested: int) -> int | None:
     """Select a size: of those nearly as fast as the fastest, the nearest to the user's.
 
     Args:
         results: Outcomes by size.
-        own: The user's size.
+        requested: The user's size.
 
     Returns:
         The size; None if nothing ran.
@@ -149,40 +149,40 @@ def chosen(results: Results, own: int) -> int | None:
         for size, outcome in results.items()
         if outcome.rate and outcome.rate >= best * (1 - GAIN)
     ]
-    return min(near, key=lambda size: (abs(log2(size / own)), size), default=None)
+    return min(near, key=lambda size: (abs(log2(size / requested)), size), default=None)
 
 
-def finalists(results: dict[T, Outcome], own: T) -> list[T]:
+def finalists(results: dict[T, Outcome], requested: T) -> list[T]:
     """Select the candidates to measure again in turn: the user's, and the fastest if they are
     close.
 
     Args:
         results: Outcomes by candidate.
-        own: The user's candidate, with which gains are compared.
+        requested: The user's candidate, with which gains are compared.
 
     Returns:
         Candidates; empty if only one remains.
     """
     best = max((outcome.rate for outcome in results.values()), default=0.0)
     ran = {name: outcome.rate for name, outcome in results.items() if outcome.rate}
-    close = [name for name, rate in ran.items() if name == own or rate >= best * (1 - CLOSE)]
-    close.sort(key=lambda name: (name != own, -ran[name]))
+    close = [name for name, rate in ran.items() if name == requested or rate >= best * (1 - CLOSE)]
+    close.sort(key=lambda name: (name != requested, -ran[name]))
     return close[:FINALISTS] if len(close) > 1 else []
 
 
-def rungs(sizes: Sequence[int], own: int) -> list[int]:
+def rungs(sizes: Sequence[int], middle: int) -> list[int]:
     """Return the sizes nearest to a size times powers of `CLIMB`.
 
     Args:
         sizes: Sizes in order.
-        own: Size in the middle.
+        middle: Size in the middle.
 
     Returns:
         Sizes in order.
     """
-    down = range(-int(log2(own / sizes[0]) / log2(CLIMB)), 0) if own > sizes[0] else range(0)
-    up = range(int(log2(sizes[-1] / own) / log2(CLIMB)) + 1)
-    wanted = [own * CLIMB ** float(k) for k in (*down, *up)]
+    down = range(-int(log2(middle / sizes[0]) / log2(CLIMB)), 0) if middle > sizes[0] else range(0)
+    up = range(int(log2(sizes[-1] / middle) / log2(CLIMB)) + 1)
+    wanted = [middle * CLIMB ** float(k) for k in (*down, *up)]
     if sizes[-1] / wanted[-1] >= CLIMB / 2:
         wanted.append(sizes[-1])
     return sorted({min(sizes, key=lambda size: abs(log2(size / target))) for target in wanted})
@@ -215,10 +215,12 @@ def _next_between(sizes: Sequence[int], results: Results) -> int | None:
     if not ran:
         return _middle(sizes, sizes[0] / 2, min(results), results)
     best = max(ran, key=lambda size: results[size].rate)
-    known = [sizes[0] / 2, *sorted(results), sizes[-1] * 2]
-    at = known.index(best)
+    measured = [sizes[0] / 2, *sorted(results), sizes[-1] * 2]
+    at = measured.index(best)
     gaps = [
-        gap for gap in pairwise(known[at - 1 : at + 2]) if _middle(sizes, *gap, results) is not None
+        gap
+        for gap in pairwise(measured[at - 1 : at + 2])
+        if _middle(sizes, *gap, results) is not None
     ]
     bounds = {gap: headroom(gap, ran, results) for gap in gaps}
     wide = [gap for gap in gaps if bounds[gap] > 1 + GAIN]

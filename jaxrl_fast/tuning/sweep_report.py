@@ -117,7 +117,7 @@ def _rates(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 
 def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
     """Draw memory as bars, on a second axis in the background."""
-    known = [
+    points = [
         (width, row["memory_bytes"])
         for width, row in zip(x, rows, strict=True)
         if row.get("memory_bytes")
@@ -127,8 +127,8 @@ def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
     axes.yaxis.set_major_formatter(lambda number, _: byte_size(number))
     axes.tick_params(axis="y", colors="#8a8a8a")
     axes.spines["top"].set_visible(False)
-    if known:
-        widths, memory = np.array(known).T
+    if points:
+        widths, memory = np.array(points).T
         axes.bar(widths, memory, width=widths * 0.16, color=MEMORY, alpha=0.5)
         axes.set_ylim(0, 2.2 * memory.max())
 
@@ -139,16 +139,16 @@ def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
     They were measured in turn with training at the selected width, and are multiplied by the ratio
     to its rate in the sweep, because the machine's speed varies.
     """
-    found = doc["bounds"] or {}
+    bounds = doc["bounds"] or {}
     parts = [
-        what for what in ("environments", "sampling") if what in found and what != doc["objective"]
+        what for what in ("environments", "sampling") if what in bounds and what != doc["objective"]
     ]
-    rates = {what: found[what]["sampling_hz"]["median"] for what in parts}
-    if "training" not in found or not doc["chosen"]:
+    rates = {what: bounds[what]["sampling_hz"]["median"] for what in parts}
+    if "training" not in bounds or not doc["chosen"]:
         return rates
-    training = found["training"]["sampling_hz"]["median"]
-    if "share_of_parts" in found:
-        rates["both"] = training / found["share_of_parts"]["median"]
+    training = bounds["training"]["sampling_hz"]["median"]
+    if "share_of_parts" in bounds:
+        rates["both"] = training / bounds["share_of_parts"]["median"]
     return {what: rate * doc["chosen"]["sampling_hz"] / training for what, rate in rates.items()}
 
 
@@ -252,10 +252,10 @@ def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
         if key not in ("kind", "events", *OF_THE_DEVICE)
     }
     rates = {unit: spread(row.rates(unit)) if row.tick_hz else None for unit in UNITS}
-    own = {name: getattr(row, name) for name in ("knob", "value", "status", "why", "effect")}
+    fields = {name: getattr(row, name) for name in ("knob", "value", "status", "why", "effect")}
     more = {name: getattr(row, name) for name in ("in_turn", "peak_bytes", "others", "took_s")}
-    own |= {"words": words(plan.asked, row.run), **facts, "workers": row.run.pool.get("workers")}
-    return {**own, "repeats": len(row.tick_hz), **more, **rates, "tick_hz": list(row.tick_hz)}
+    fields |= {"words": words(plan.asked, row.run), **facts, "workers": row.run.pool.get("workers")}
+    return {**fields, "repeats": len(row.tick_hz), **more, **rates, "tick_hz": list(row.tick_hz)}
 
 
 def disturbed(record: Record) -> list[str]:
@@ -314,9 +314,9 @@ def speedup(record: Record) -> float | None:
         pairs = zip(
             record.bounds[0].rates("sampling_hz"), record.asked.rates("sampling_hz"), strict=True
         )
-        return statistics.median(best / own for best, own in pairs)
-    own = record.own.outcome().rate if record.own else 0.0
-    return record.best.outcome().rate / own if own and record.best else None
+        return statistics.median(best / requested for best, requested in pairs)
+    requested = record.own.outcome().rate if record.own else 0.0
+    return record.best.outcome().rate / requested if requested and record.best else None
 
 
 def bounds(record: Record) -> dict[str, Any] | None:
@@ -485,16 +485,16 @@ def closing(doc: Document) -> list[str]:
         f"  {row['knob']}={row['value']}: {row['why'] or row['effect']}" for row in doc["rows"]
     ]
     lines += [f"  {note}" for note in doc["notes"]]
-    found = doc["bounds"] or {}
+    bounds = doc["bounds"] or {}
     for what in ("sampling", "environments", "updates"):
         unit, word = ("update_hz", "updates/s") if what == "updates" else ("sampling_hz", "steps/s")
-        if what in found and what != doc["objective"]:
-            lines.append(f"{what} alone: {_shown(found[what][unit])} {word}")
-    lines += [f"{what} alone: {why}" for what, why in found.get("failed", {}).items()]
+        if what in bounds and what != doc["objective"]:
+            lines.append(f"{what} alone: {_shown(bounds[what][unit])} {word}")
+    lines += [f"{what} alone: {why}" for what, why in bounds.get("failed", {}).items()]
     for key, text in SHARES.items():
-        if key in found:
+        if key in bounds:
             lines.append(
-                f"{doc['objective']} reaches {_shown(found[key], '{:.0%}'.format)} of {text}"
+                f"{doc['objective']} reaches {_shown(bounds[key], '{:.0%}'.format)} of {text}"
             )
     for row in doc["spreeze"]:
         rates = (

@@ -340,13 +340,15 @@ def describe(run: Run, env: VecEnv | HostEnv, agent: BoundAgent) -> dict[str, An
     Returns:
         Values for JSON.
     """
-    own = {name: getattr(run, name) for name in ("num_envs", "num_seeds", "placement", "devices")}
+    fields = {
+        name: getattr(run, name) for name in ("num_envs", "num_seeds", "placement", "devices")
+    }
     sizes = {
         name: getattr(agent, name) for name in ("rollout_length", "updates_per_tick", "batch_size")
     }
     platform, devices = jax.default_backend(), jax.devices()
     return {
-        **own,
+        **fields,
         **sizes,
         "platform": platform,
         "device_kind": devices[0].device_kind,
@@ -389,15 +391,15 @@ def main(argument: str) -> NoReturn:
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     _be_the_first_to_go()
 
     def report(kind: str, **facts: Any) -> None:
         print(json.dumps({"kind": kind, **facts}), file=answers, flush=True)
 
     def wait() -> None:
-        asked.get()
+        requests.get()
 
     status = 0
     try:
@@ -419,10 +421,10 @@ def main(argument: str) -> NoReturn:
     os._exit(status)
 
 
-def _listen(asked: queue.SimpleQueue[str]) -> None:
+def _listen(requests: queue.SimpleQueue[str]) -> None:
     """Queue the parent's requests; exit at once when the parent has closed the pipe or ended."""
     for line in sys.stdin:
-        asked.put(line)
+        requests.put(line)
     os._exit(0)
 
 

@@ -85,7 +85,7 @@ class Record:
         else:
             self.rows[self.rows.index(instead_of)] = row
             self.own, self.width, self.best = (
-                row if known is instead_of else known for known in (self.own, self.width, self.best)
+                row if old is instead_of else old for old in (self.own, self.width, self.best)
             )
         self.on_row(self, row)
 
@@ -128,10 +128,10 @@ def measure_bounds(plan: SweepPlan, record: Record, settings: Settings) -> None:
         settings: Settings of the trials.
     """
     assert record.best is not None
-    best, own = Candidate("bound", "", record.best.run, record.best.effect), record.own
+    best, requested = Candidate("bound", "", record.best.run, record.best.effect), record.own
     turns: list[tuple[Candidate, What]] = [(best, what) for what in PARTS[plan.objective]]
-    if own is not None and own.tick_hz and own.run != record.best.run:
-        turns.append((Candidate("asked", "", own.run, own.effect), plan.objective))
+    if requested is not None and requested.tick_hz and requested.run != record.best.run:
+        turns.append((Candidate("asked", "", requested.run, requested.effect), plan.objective))
     rows = measure_in_turn(turns, settings)
     record.bounds = [row for row in rows if row.knob == "bound"]
     record.asked = next((row for row in rows if row.knob == "asked"), None)
@@ -146,16 +146,16 @@ def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
         record: Receives the results.
         settings: Settings of the trials.
     """
-    learns, own = plan.objective == "training", plan.asked.num_envs
+    learns, requested = plan.objective == "training", plan.asked.num_envs
     legal, notes = widths(plan.asked, learns=learns, max_num_envs=plan.max_num_envs)
-    legal = legal if "num_envs" in plan.knobs else [own]
+    legal = legal if "num_envs" in plan.knobs else [requested]
     record.notes += notes if len(legal) > 1 else []
     rows: dict[int, Row] = {}
 
     def take() -> None:
-        best = chosen({width: row.outcome() for width, row in rows.items()}, own)
+        best = chosen({width: row.outcome() for width, row in rows.items()}, requested)
         record.best = record.width = rows.get(best or 0)
-        record.own = rows.get(own, record.own)
+        record.own = rows.get(requested, record.own)
 
     def ask(width: int, go_on: GoOn) -> Outcome:
         row = measure(at_width(plan.asked, width, learns=learns), plan.objective, go_on, settings)
@@ -167,8 +167,10 @@ def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
         record.add(row)
         return row.outcome()
 
-    find_size(ask, legal, own, repeats=settings.repeats if len(legal) == 1 else screening(settings))
-    rows = play_off(record, rows, own, settings)
+    find_size(
+        ask, legal, requested, repeats=settings.repeats if len(legal) == 1 else screening(settings)
+    )
+    rows = play_off(record, rows, requested, settings)
     take()
     record.complete = len(legal) > 1
 
@@ -223,7 +225,7 @@ def screening(settings: Settings) -> int:
 
 
 def play_off(
-    record: Record, rows: dict[T, Row], own: T, settings: Settings, unit: str = "sampling_hz"
+    record: Record, rows: dict[T, Row], requested: T, settings: Settings, unit: str = "sampling_hz"
 ) -> dict[T, Row]:
     """Measure the fastest candidates again in turn, and return only these.
 
@@ -233,20 +235,20 @@ def play_off(
     Args:
         record: Receives the results.
         rows: Results by candidate.
-        own: The user's candidate.
+        requested: The user's candidate.
         settings: Settings of the trials.
         unit: Unit of the rates.
 
     Returns:
         Results of the fastest; ``rows`` if none are close, or one fails.
     """
-    names = finalists({name: row.outcome(unit) for name, row in rows.items()}, own)
+    names = finalists({name: row.outcome(unit) for name, row in rows.items()}, requested)
     if not names:
         return rows
     before = [rows[name] for name in names]
-    asked = [(Candidate(row.knob, row.value, row.run, row.effect), row.what) for row in before]
+    turns = [(Candidate(row.knob, row.value, row.run, row.effect), row.what) for row in before]
     starts = [
-        measure_in_turn(asked, settings._replace(repeats=screening(settings)))
+        measure_in_turn(turns, settings._replace(repeats=screening(settings)))
         for _ in range(STARTS)
     ]
     ended = [row for rows in starts for row in rows if not row.tick_hz]
@@ -267,11 +269,11 @@ def play_off(
     return after
 
 
-def left_open(asked: Run, named: tuple[str, ...]) -> tuple[str, ...]:
+def left_open(run: Run, named: tuple[str, ...]) -> tuple[str, ...]:
     """Return the settings to vary.
 
     Args:
-        asked: Run.
+        run: Run.
         named: Settings that the user named.
 
     Returns:
@@ -280,8 +282,8 @@ def left_open(asked: Run, named: tuple[str, ...]) -> tuple[str, ...]:
     if named:
         return named
     fixed = {
-        "placement": asked.placement != machine.AUTO or asked.devices is not None,
-        "devices": asked.devices is not None,
-        "pool": asked.pool.get("workers") is not None,
+        "placement": run.placement != machine.AUTO or run.devices is not None,
+        "devices": run.devices is not None,
+        "pool": run.pool.get("workers") is not None,
     }
     return tuple(knob for knob in candidates.KNOBS if not fixed.get(knob))

@@ -62,10 +62,10 @@ def labels_of(views: Sequence[RunView], aside: Aside = IN_FIGURES) -> list[str]:
     for kind, table, view in zip(kinds, tables, views, strict=True):
         alike = [other for other, its_kind in zip(tables, kinds, strict=True) if its_kind == kind]
         differ = [k for k in table if any(other.get(k) != table[k] for other in alike)]
-        own = view.settings.get("name") or ", ".join(
+        name = view.settings.get("name") or ", ".join(
             f"{k.removeprefix('algo.')}={table[k]}" for k in differ
         )
-        labels.append(f"{kind[1]} ({own})" if own else kind[1])
+        labels.append(f"{kind[1]} ({name})" if name else kind[1])
     return labels
 
 
@@ -124,12 +124,12 @@ def joined(views: Sequence[RunView]) -> RunView:
     }
     status |= {"error": worst.status.get("error")}
     for name in ("env_steps", "wall_s", *RATES):
-        found = [
+        values = [
             x
             for view in views
             if (x := view.summary.get(name) or view.status.get(name)) is not None
         ]
-        status[name] = None if not found else min(found) if name == "env_steps" else mean(found)
+        status[name] = None if not values else min(values) if name == "env_steps" else mean(values)
     bests = [
         best for view in views if (best := view.summary.get("best") or view.status.get("best"))
     ]

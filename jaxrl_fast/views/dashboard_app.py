@@ -174,8 +174,10 @@ def success_curve(evals: Columns) -> Curve:
         Success rate in per cent.
     """
     scores = scores_of(evals)
-    told = np.isfinite(scores.success)
-    return _curve(scores.env_steps[told], scores.wall_s[told], 100 * scores.success[told])
+    reported = np.isfinite(scores.success)
+    return _curve(
+        scores.env_steps[reported], scores.wall_s[reported], 100 * scores.success[reported]
+    )
 
 
 def metric_curve(name: str, evals: Columns) -> Curve:
@@ -207,8 +209,8 @@ def training_curve(metrics: Columns, name: str = "episode_return") -> Curve:
     names = ("env_steps", "wall_s", name)
     if not set(names) <= set(metrics) or not np.isfinite(metrics[name]).any():
         return _curve()
-    kept = np.isfinite(metrics[name])
-    return _curve(*thinned({name: metrics[name][kept] for name in names}).values())
+    finite = np.isfinite(metrics[name])
+    return _curve(*thinned({name: metrics[name][finite] for name in names}).values())
 
 
 def _guessed(folder: Path) -> Facts:
@@ -256,11 +258,11 @@ def _best(folder: Path) -> float | None:
 
 def _curve(*columns: np.ndarray) -> Curve:
     names = ("steps", "wall_s", "mean", "low", "high")
-    found = {
+    by_name = {
         name: [_number(x) for x in column.tolist()]
         for name, column in zip(names, columns, strict=False)
     }
-    return {name: found.get(name, []) for name in names}
+    return {name: by_name.get(name, []) for name in names}
 
 
 def _changed_at(path: Path) -> float | None:
@@ -324,8 +326,8 @@ class FoundRuns:
             if began_s >= self._look_at_s:
                 read: dict[str, tuple[Stamp, Facts]] = {}
                 for name, stamp in find_runs(self.root):
-                    known, facts = self._read.get(name, ((), {}))
-                    read[name] = stamp, facts if stamp == known else read_facts(self.root / name)
+                    before, facts = self._read.get(name, ((), {}))
+                    read[name] = stamp, facts if stamp == before else read_facts(self.root / name)
                 self._read = read
                 self._rows = {name: row_of(name, facts) for name, (_, facts) in self._read.items()}
                 now_s = time.monotonic()
@@ -340,9 +342,9 @@ class FoundRuns:
                 in the path.
         """
         path = self.root / name / file
-        known = name in self.rows() and file in (*TABLES, *SERVED)
+        listed = name in self.rows() and file in (*TABLES, *SERVED)
         # A path that resolves to another one has a link in it.
-        if not known or not path.is_file() or path.resolve() != path:
+        if not listed or not path.is_file() or path.resolve() != path:
             raise FileNotFoundError(f"no {file} of a run {name}")
         return path
 
@@ -359,9 +361,9 @@ def find_runs(root: Path) -> Iterator[tuple[str, Stamp]]:
     Returns:
         Iterator over path below the root and stamp of each run.
     """
-    waiting, seen = [""], 0
-    while waiting and seen < MAX_FOLDERS:
-        folder, seen = waiting.pop(), seen + 1
+    waiting, visited = [""], 0
+    while waiting and visited < MAX_FOLDERS:
+        folder, visited = waiting.pop(), visited + 1
         entries = _entries(root / folder)
         tables = [entry for entry in entries if entry.name in TABLES]
         if folder and any(entry.name in MARKS for entry in tables):
@@ -391,9 +393,9 @@ def _stamp(tables: list[os.DirEntry[str]]) -> Stamp | None:
     if not all(entry.is_file(follow_symlinks=False) for entry in tables):
         return None
     with suppress(OSError):
-        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in tables]
+        stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in tables]
         return tuple(
-            sorted((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in found)
+            sorted((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
         )
     return None
 
@@ -444,9 +446,9 @@ class Guard:
         """Respond to one request."""
         if scope["type"] != "http":
             return
-        given = [value.lower() for name, value in scope["headers"] if name == b"host"]
+        hosts = [value.lower() for name, value in scope["headers"] if name == b"host"]
         app: ASGIApp = self.app
-        if len(given) != 1 or given[0] not in self.hosts:
+        if len(hosts) != 1 or hosts[0] not in self.hosts:
             app = PlainTextResponse(f"open http://127.0.0.1:{self.port}/ on this machine\n", 400)
         elif scope["method"] not in METHODS:
             app = PlainTextResponse("this page is read-only\n", 405, {"Allow": ", ".join(METHODS)})

@@ -181,12 +181,9 @@ def describe(
         _fragment(f, placement, group_of[f.name], state, num_seeds) for f in graph.fragments
     )
     names = [tuple(f"{d.platform}:{d.id}" for d in group.devices) for group in placement.groups]
-    facts = [
-        (own, shards(group, num_seeds)[0])
-        for own, group in zip(names, placement.groups, strict=True)
-    ]
     groups = tuple(
-        GroupFacts(g.fragments, *own) for g, own in zip(placement.groups, facts, strict=True)
+        GroupFacts(group.fragments, devices, shards(group, num_seeds)[0])
+        for group, devices in zip(placement.groups, names, strict=True)
     )
     programs = [] if run is None else _placed_programs(run, group_of, ticks_per_chunk)
     written = [(writer, name) for writer in graph.fragments for name in writer.writes]
@@ -232,7 +229,7 @@ def _with_crossing(
     return tuple(c._replace(crossing_bytes=x) for c, x in zip(channels, crossing, strict=True))
 
 
-def trace_shapes(graph: Graph, state: TrainState, given: Channels, num_seeds: int = 1) -> Channels:
+def trace_shapes(graph: Graph, state: TrainState, shapes: Channels, num_seeds: int = 1) -> Channels:
     """Infer the shapes of all channels.
 
     Tracing the fragments that write unknown channels takes seconds for some environments. Host
@@ -241,18 +238,18 @@ def trace_shapes(graph: Graph, state: TrainState, given: Channels, num_seeds: in
     Args:
         graph: Graph.
         state: State of the program, or its shapes.
-        given: Shapes of channels that need not be inferred.
+        shapes: Shapes of channels that need not be inferred.
         num_seeds: Number of seeds.
 
     Returns:
         Shapes by channel.
     """
-    given = {**given, **state.channels}
+    shapes = {**shapes, **state.channels}
     for fragment in graph.fragments:
         if (
             fragment.host
-            or set(fragment.writes) <= set(given)
-            or not set(fragment.reads) <= set(given)
+            or set(fragment.writes) <= set(shapes)
+            or not set(fragment.reads) <= set(shapes)
         ):
             continue
 
@@ -262,11 +259,11 @@ def trace_shapes(graph: Graph, state: TrainState, given: Channels, num_seeds: in
             step = graphs.step_of(fragment, jnp.zeros((), jnp.int32))
             return step(private, inputs, graph.hyper_at(hyper, jnp.zeros((), jnp.int32)), key)[1]
 
-        inputs = {channel: given[channel] for channel in fragment.reads}
+        inputs = {channel: shapes[channel] for channel in fragment.reads}
         over = over_seeds(outputs, num_seeds, (0, 0, 0, 0), 0)
         written = jax.eval_shape(over, state.private[fragment.name], inputs, state.hyper, state.key)
-        given = {**written, **given}
-    return given
+        shapes = {**written, **shapes}
+    return shapes
 
 
 def run_shapes(run: Any) -> Channels:
@@ -287,8 +284,8 @@ def run_shapes(run: Any) -> Channels:
     return {
         name: value
         for arguments in taken
-        for given in arguments[1:3]
-        for name, value in given.items()
+        for channels in arguments[1:3]
+        for name, value in channels.items()
     }
 
 
@@ -364,11 +361,11 @@ def _readers(
     readers: dict[tuple[int, bool], tuple[str, ...]] = {}
     for fragment in graph.fragments:
         if channel in fragment.reads:
-            seen = (
+            edge = (
                 graphs.age_of(graph, fragment.name, channel),
                 writer.rounds > 1 and fragment in cycle,
             )
-            readers[seen] = (*readers.get(seen, ()), fragment.name)
+            readers[edge] = (*readers.get(edge, ()), fragment.name)
     return readers or {(0, False): ()}
 
 
@@ -385,7 +382,17 @@ def _channel(
     size = None if leaves is None else sum(leaf.size_bytes for leaf in leaves)
     times = (writer.rounds if per_round else 1) / writer.every
     tick_bytes = None if size is None else size * times
-    return ChannelFacts(name, writer.name, readers, age, per_round, leaves, size, tick_bytes, None)
+    return ChannelFacts(
+        name=name,
+        writer=writer.name,
+        readers=readers,
+        age=age,
+        per_round=per_round,
+        leaves=leaves,
+        size_bytes=size,
+        tick_bytes=tick_bytes,
+        crossing_bytes=None,
+    )
 
 
 def _crossing(

@@ -149,12 +149,12 @@ def program_table(description: Description) -> Table:
         programs = [program for program in description.programs if program.group == number]
         for program in programs:
             table.add_row(*program_row(program, group_label(group)))
-        known = [
+        inspected = [
             (program.calls, program.facts) for program in programs if program.facts is not None
         ]
-        if len(known) > 1:
-            flops = sum(calls * (facts.flops or 0) for calls, facts in known)
-            accessed = sum(calls * (facts.accessed_bytes or 0) for calls, facts in known)
+        if len(inspected) > 1:
+            flops = sum(calls * (facts.flops or 0) for calls, facts in inspected)
+            accessed = sum(calls * (facts.accessed_bytes or 0) for calls, facts in inspected)
             table.add_row("  together, a tick", group_label(group), si(flops), byte_size(accessed))
     return table
 
@@ -198,14 +198,15 @@ def collective_lines(description: Description) -> list[str]:
     """
     lines = ["", "collectives in the compiled programs"]
     for program in description.programs:
-        for found in program.facts.collectives if program.facts else ():
+        for collective in program.facts.collectives if program.facts else ():
             often = (
-                f"in a loop, {found.runs or 0:g} times a tick"
-                if found.runs
+                f"in a loop, {collective.runs or 0:g} times a tick"
+                if collective.runs
                 else "in a loop of unknown length"
             )
-            often = "once a tick" if found.runs == 1 else often
-            text = f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in total each time"
+            often = "once a tick" if collective.runs == 1 else often
+            text = f"{collective.instructions} {collective.kind}, {often}, "
+            text += f"{byte_size(collective.size_bytes)} in total each time"
             lines.append(f"  {', '.join(program.fragments)}: {text}")
     return lines if len(lines) > 2 else [*lines, "  none"]
 

@@ -98,8 +98,17 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
         cost.get("bytes accessed"),
         find_collectives(text, ticks),
     )
-    known = tuple(map(_known, loops))
-    return ProgramFacts(flops, accessed, argument, output, alias, temp, code, known, collectives)
+    return ProgramFacts(
+        flops=flops,
+        accessed_bytes=accessed,
+        argument_bytes=argument,
+        output_bytes=output,
+        aliased_bytes=alias,
+        temporary_bytes=temp,
+        code_bytes=code,
+        loops=tuple(map(_known, loops)),
+        collectives=collectives,
+    )
 
 
 def program_bytes(compiled: Compiled) -> int | None:
@@ -132,12 +141,12 @@ def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
         Collectives.
     """
     computations, runs = _read(text)
-    found: dict[tuple[str, float | None], list[int]] = {}
+    by_kind: dict[tuple[str, float | None], list[int]] = {}
     for name, often in runs.items():
         for result, kind in COLLECTIVE.findall("\n".join(computations[name])):
-            found.setdefault((kind, _known(often / ticks)), []).append(array_bytes(result))
+            by_kind.setdefault((kind, _known(often / ticks)), []).append(array_bytes(result))
     return tuple(
-        Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in found.items()
+        Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in by_kind.items()
     )
 
 
@@ -316,7 +325,7 @@ def read_text(text: str) -> Text:
         The parsed program.
     """
     lines, entry = read_computations(text)
-    found = {
+    computations = {
         name: tuple(read for line in lines[name] if (read := read_instruction(line)) is not None)
         for name in lines
     }
@@ -326,11 +335,11 @@ def read_text(text: str) -> Text:
         stepped.add(name)
         waiting += [
             called
-            for instruction in found[name]
+            for instruction in computations[name]
             for called in steps_of(instruction)
             if called not in stepped
         ]
-    return Text(found, {name: often[name] for name in stepped if name in often})
+    return Text(computations, {name: often[name] for name in stepped if name in often})
 
 
 def read_instruction(line: str) -> Instruction | None:
@@ -351,12 +360,12 @@ def read_instruction(line: str) -> Instruction | None:
     closes = _closing(rest, opens)
     operands = tuple(OPERAND.findall(rest[opens:closes]))
     return Instruction(
-        start[2],
-        rest[:shape_end],
-        rest[shape_end:opens].strip(),
-        operands,
-        rest[closes + 1 :],
-        bool(start[1]),
+        name=start[2],
+        shape=rest[:shape_end],
+        opcode=rest[shape_end:opens].strip(),
+        operands=operands,
+        notes=rest[closes + 1 :],
+        is_root=bool(start[1]),
     )
 
 
@@ -383,8 +392,8 @@ def trip_count(instruction: Instruction) -> float | None:
     Returns:
         Number of iterations, or None.
     """
-    found = TRIPS.search(instruction.notes)
-    return float(found[1]) if found else None
+    match = TRIPS.search(instruction.notes)
+    return float(match[1]) if match else None
 
 
 def _closing(text: str, opens: int) -> int:

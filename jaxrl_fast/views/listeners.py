@@ -86,8 +86,8 @@ def draw_curve(folder: RunFolder, policy: Policy) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    found = scores_of(read_columns(folder.path / "evals.csv"))
-    steps, returns, low, high = found.env_steps, found.returns, found.low, found.high
+    scores = scores_of(read_columns(folder.path / "evals.csv"))
+    steps, returns, low, high = scores.env_steps, scores.returns, scores.low, scores.high
     if not steps.size:
         return
     figure = Figure(figsize=(7, 4.2), layout="constrained")
@@ -105,8 +105,8 @@ def draw_curve(folder: RunFolder, policy: Policy) -> None:
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
-    unit, unit_s = ("minutes", 60.0) if found.wall_s.max() > 180 else ("seconds", 1.0)
-    clock = axes.secondary_xaxis("top", functions=_steps_to_time(steps, found.wall_s / unit_s))
+    unit, unit_s = ("minutes", 60.0) if scores.wall_s.max() > 180 else ("seconds", 1.0)
+    clock = axes.secondary_xaxis("top", functions=_steps_to_time(steps, scores.wall_s / unit_s))
     clock.set_xlabel(f"wall-clock, {unit}", fontsize="small")
     figure.suptitle(f"{policy.spec.name}, {policy.made_by['algo']}")
     figure.savefig(folder.path / "curve.png", dpi=130)

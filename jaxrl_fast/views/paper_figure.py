@@ -119,8 +119,10 @@ def lines_of(views: Sequence[RunView]) -> Lines:
             raise ValueError(
                 f"the runs of {label} on {task} have no evaluations at the same steps: compare others"
             )
-        known = members[0].status.get("reference") or {}
-        line = Line(scores.env_steps, scores.returns, known.get("return"), known.get("random"))
+        reference = members[0].status.get("reference") or {}
+        line = Line(
+            scores.env_steps, scores.returns, reference.get("return"), reference.get("random")
+        )
         lines.setdefault(label, {})[task] = line
     return lines
 
@@ -146,10 +148,10 @@ def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
         drawn = [by_task[task] for by_task in lines.values() if task in by_task]
         lows = [line.random for line in drawn if line.random is not None]
         low = min(lows) if lows else min(line.returns.mean(axis=1).min() for line in drawn)
-        known = [line.reference for line in drawn if line.reference is not None]
+        references = [line.reference for line in drawn if line.reference is not None]
         high = (
-            max([*known, low + 1e-9])
-            if known
+            max([*references, low + 1e-9])
+            if references
             else max(line.returns.mean(axis=1).max() for line in drawn)
         )
         for label, by_task in lines.items():
@@ -242,9 +244,9 @@ def scale_of(lines: Lines) -> str:
         for task, line in by_task.items():
             by_environment.setdefault(task, []).append(line)
 
-    def either(known: list[bool], published: str, otherwise: str) -> str:
+    def either(flags: list[bool], published: str, otherwise: str) -> str:
         return (
-            published if all(known) else f"{published} or {otherwise}" if any(known) else otherwise
+            published if all(flags) else f"{published} or {otherwise}" if any(flags) else otherwise
         )
 
     drawn = by_environment.values()

@@ -181,8 +181,8 @@ def draw_rate(
     for (steps, _, parent, point), end in zip(rows, ends, strict=True):
         at.plot([steps, end], [point[index]] * 2, color=color, lw=2.2 if best else 1.0)
         before = [
-            own[index]
-            for begin, number, _, own in data["lineage"]
+            values[index]
+            for begin, number, _, values in data["lineage"]
             if number == parent and begin < steps
         ]
         if before:

@@ -113,7 +113,7 @@ def _gif(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
 def _mp4(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
     first = next(pictures)
     height, width = first.shape[:2]
-    given = [
+    source = [
         "-f",
         "rawvideo",
         "-pix_fmt",
@@ -136,7 +136,7 @@ def _mp4(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "movie.mp4"
-        command = [_find_ffmpeg() or "ffmpeg", "-loglevel", "error", *given, *made, str(path)]
+        command = [_find_ffmpeg() or "ffmpeg", "-loglevel", "error", *source, *made, str(path)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as ffmpeg:
             assert ffmpeg.stdin is not None
             for picture in chain([first], pictures):

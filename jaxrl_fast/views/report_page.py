@@ -64,9 +64,9 @@ def _averaged(table: Columns, rows: int, points: int) -> Columns:
 
 
 def _bucket_means(column: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    known = np.isfinite(column)
-    sums = np.add.reduceat(np.where(known, column, 0.0), edges[:-1])
-    counts = np.add.reduceat(known, edges[:-1], dtype=float)
+    finite = np.isfinite(column)
+    sums = np.add.reduceat(np.where(finite, column, 0.0), edges[:-1])
+    counts = np.add.reduceat(finite, edges[:-1], dtype=float)
     return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
 
 
@@ -209,8 +209,8 @@ def means_at(scores: Scores, evals: Columns, name: str) -> np.ndarray:
     Returns:
         Means over the episodes with a value, ``[N]``; NaN where there are none.
     """
-    found = [mean_of_finite(evals[name][evals["env_steps"] == step]) for step in scores.env_steps]
-    return np.array(found, float)
+    means = [mean_of_finite(evals[name][evals["env_steps"] == step]) for step in scores.env_steps]
+    return np.array(means, float)
 
 
 def spread_of(scores: Scores) -> str:
@@ -241,21 +241,21 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
     Returns:
         Label, value and note of each figure.
     """
-    found: list[tuple[str, str, str]] = []
+    rows: list[tuple[str, str, str]] = []
     if scores.returns.size:
         last = scores.returns[-1]
         iqm = f", interquartile mean {interquartile_mean(last):.1f}" if len(last) > 3 else ""
         kind = "sampled" if by_dotted_key(view.settings).get("eval.sample") else "greedy"
-        found.append((f"{kind} return", f"{last.mean():.1f}", f"{spread_of(scores)}{iqm}"))
+        rows.append((f"{kind} return", f"{last.mean():.1f}", f"{spread_of(scores)}{iqm}"))
         if np.isfinite(scores.success[-1]):
-            found.append(("success", share(scores.success[-1]), f"of the {kind} episodes"))
+            rows.append(("success", share(scores.success[-1]), f"of the {kind} episodes"))
     if best := view.status.get("best") or view.summary.get("best"):
         fresh = (
             f"; {best['fresh_return_mean']:.1f} in new episodes"
             if "fresh_return_mean" in best
             else ""
         )
-        found.append(
+        rows.append(
             ("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}")
         )
     total = view.status.get("total_steps")
@@ -272,15 +272,15 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
             else ""
         )
         label = "steps" if data else "environment steps"
-        found.append((label, f"{round(steps):,}", f"of {total:,}{where}" if total else ""))
+        rows.append((label, f"{round(steps):,}", f"of {total:,}{where}" if total else ""))
     if wall_s(view) is not None:
-        found.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
+        rows.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
     rates = (
         (label, view.summary.get(column) or view.status.get(column), note)
         for label, column, note in RATES
     )
-    found += [(label, si(rate), note) for label, rate, note in rates if rate]
-    return [{"label": label, "value": value, "note": note} for label, value, note in found]
+    rows += [(label, si(rate), note) for label, rate, note in rates if rate]
+    return [{"label": label, "value": value, "note": note} for label, value, note in rows]
 
 
 def remaining(view: RunView) -> str:
@@ -325,11 +325,11 @@ def metrics_by_seed(table: Columns) -> list[dict[str, list[float | None]]]:
     """
     if "seed" not in table:
         return []
-    own = [
+    tables = [
         {k: v[table["seed"] == seed] for k, v in table.items() if k != "seed"}
         for seed in np.unique(table["seed"])
     ]
-    return [{name: plain(values) for name, values in thinned(one).items()} for one in own]
+    return [{name: plain(values) for name, values in thinned(one).items()} for one in tables]
 
 
 def last_of(table: Columns, name: str) -> float | None:
@@ -409,12 +409,12 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
         "train and compare members; checkpoints, pages" if (view.path / MEMBERS).exists() else rest
     )
     parts[rest] = whole - sum(parts.values())
-    found: list[dict[str, Any]] = [
+    bars: list[dict[str, Any]] = [
         {"label": label, "seconds": seconds} for label, seconds in parts.items()
     ]
     beside_s = view.summary.get("eval_s", 0.0) - waited_s
-    found.append({"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True})
-    return [part for part in found if part["seconds"] > 0]
+    bars.append({"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True})
+    return [part for part in bars if part["seconds"] > 0]
 
 
 def chunk_seconds(view: RunView) -> tuple[float, float]:
@@ -471,11 +471,11 @@ def meanings_of_null(algo: str) -> dict[str, str]:
     from jaxrl_fast.settings.signatures import texts_of_algorithm
 
     texts = {key: declared.text for key, declared in run_keys().items()} | texts_of_algorithm(algo)
-    found = {
+    matches = {
         key: re.search(r"(?:\bNone (?:for )?|; (?!None))(.+?)(?:(?<!\.)\.)?$", text)
         for key, text in texts.items()
     }
-    return {key: f"null: {match[1]}" for key, match in found.items() if match}
+    return {key: f"null: {match[1]}" for key, match in matches.items() if match}
 
 
 def differing_settings(groups: Sequence[Sequence[RunView]]) -> list[list[str]]:
@@ -539,19 +539,19 @@ def command_lines(view: RunView) -> list[list[str]]:
     """
     if not (view.path / "config.yaml").is_file():
         return []
-    folder, own = str(view.path), named_again(view.settings)
+    folder, own_code = str(view.path), named_again(view.settings)
     rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
     rows += (
-        [("resume", "train", f"resume={folder}", *own)]
+        [("resume", "train", f"resume={folder}", *own_code)]
         if (view.path / "checkpoints").is_dir()
         else []
     )
     if (view.path / "policy").is_dir():
         rows += [
-            ("evaluate", "evaluate", folder, *own, "episodes=100"),
-            ("export", "export", folder, *own),
+            ("evaluate", "evaluate", folder, *own_code, "episodes=100"),
+            ("export", "export", folder, *own_code),
         ]
-        rows += [("draw", "render", folder, *own)] if view.status.get("draws") else []
+        rows += [("draw", "render", folder, *own_code)] if view.status.get("draws") else []
     return [[what, command_line(words, command)] for what, command, *words in rows]
 
 
@@ -631,12 +631,14 @@ def joined_members(views: Sequence[RunView]) -> dict[str, Any] | None:
     Returns:
         Content as of one ``members.json``, or None if a folder is a run's or the settings differ.
     """
-    found = [read_members(view.path) for view in views]
-    known = [one for one in found if one is not None]
-    if len(known) < len(views) or any(one["settings"] != known[0]["settings"] for one in known):
+    populations = [read_members(view.path) for view in views]
+    readable = [one for one in populations if one is not None]
+    if len(readable) < len(views) or any(
+        one["settings"] != readable[0]["settings"] for one in readable
+    ):
         return None
     members, lineage = [], []
-    for job, one in zip(short_names(views), known, strict=True):
+    for job, one in zip(short_names(views), readable, strict=True):
         members += [
             {**m, "number": f"{job}/{m['number']}", "parent": _named(job, m["parent"])}
             for m in one["members"]
@@ -646,7 +648,7 @@ def joined_members(views: Sequence[RunView]) -> dict[str, Any] | None:
             for s, number, parent, point in one["lineage"]
         ]
     members.sort(key=lambda m: (-m["env_steps"], m["score"] is None, -(m["score"] or 0.0)))
-    return {**known[0], "members": members, "lineage": lineage, "commands": []}
+    return {**readable[0], "members": members, "lineage": lineage, "commands": []}
 
 
 def _named(job: str, number: int | None) -> str | None:

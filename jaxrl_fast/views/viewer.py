@@ -188,8 +188,8 @@ def watch(
         if truncated[steps] or steps == limit
         else "cut"
     )
-    seen = jax.tree.map(lambda x: x[: steps + 1], made.state)
-    return Watched(seen, np.asarray(made.reward)[1 : steps + 1], end)
+    states = jax.tree.map(lambda x: x[: steps + 1], made.state)
+    return Watched(states, np.asarray(made.reward)[1 : steps + 1], end)
 
 
 def _unending(env: Env) -> Env:
@@ -204,9 +204,12 @@ def _unending(env: Env) -> Env:
 
     def step(moment: _Moment, action: jax.Array, key: jax.Array) -> tuple[_Moment, Timestep]:
         state, ts = env.step(moment.state, action, key)
-        ends = (ts.terminated.astype(bool), ts.truncated.astype(bool))
-        # the sum over several agents
-        following = _Moment(state, jnp.sum(ts.reward.astype(jnp.float32)), *ends)
+        following = _Moment(
+            state=state,
+            reward=jnp.sum(ts.reward.astype(jnp.float32)),  # over several agents
+            terminated=ts.terminated.astype(bool),
+            truncated=ts.truncated.astype(bool),
+        )
         never = jnp.zeros((), bool)
         return following, ts._replace(terminated=never, truncated=never)
 
