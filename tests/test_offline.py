@@ -176,6 +176,7 @@ OWN = dataset_of([3, 1, 4])._replace(action=np.arange(8, dtype=np.int32) % 2, ab
             "its rewards are no array of numbers: ndarray of str",
         ),
         (dict(action=[{"a": 1}] * 8), "its actions are no array of numbers: list of dict"),
+        (dict(action=(np.zeros(8), np.zeros(8))), "no array of numbers: tuple of 2 parts"),
         (dict(action=["left"] * 8), "its actions are no array of numbers: list of str"),
         (
             dict(obs=[[1.0], [1.0, 2.0]]),

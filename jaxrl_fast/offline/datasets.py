@@ -263,6 +263,8 @@ def _numbers(values: Any, of: str, name: str) -> np.ndarray:
         kind = f"{type(values).__name__}{parts}"
     except (TypeError, ValueError):
         array, kind = np.asarray(None), "rows of several lengths"
+    if isinstance(values, tuple) and any(np.ndim(value) for value in values):
+        array, kind = np.asarray(None), f"tuple of {len(values)} parts"  # not one row a step
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise ValueError(
             f"{name}: its {of} are no array of numbers: {kind}; a data set has one row a step"
