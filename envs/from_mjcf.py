@@ -8,6 +8,7 @@ A task is a few functions of the user, the same for both: ``reward(data, action)
 operators, or ``jax.numpy``, serve both.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
+from jaxrl_fast.contents import digests_of_arrays
 from jaxrl_fast.core import Box, EnvSpec, Number, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import relaxed
 from jaxrl_fast.envs.env import Bodies, Env, Scene
@@ -142,7 +144,9 @@ def make_host(
     host = import_module("jaxrl_fast.envs.from_gymnasium")
     first, own = HostRobot(file, **options), partial(HostRobot, file, **options)
     sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": first.limit}
-    return host.make_custom_host(own, name=Path(file).stem, pool=pool, first=first, **sizes)
+    contents = contents_of(first.robot.model)
+    made = host.make_custom_host(own, name=Path(file).stem, pool=pool, first=first, **sizes)
+    return made._replace(spec=made.spec._replace(contents=contents))
 
 
 def film(file: str, **options: Any) -> Any:
@@ -214,6 +218,44 @@ def _robot(file: str, options: Options) -> Robot:
         sensors=named,
         tasks=functions,
     )
+
+
+NO_PHYSICS = re.compile(
+    r"_|name|text|tex_|mat_|skin_|light_|cam_|mesh_|bvh_|oct_|tuple_"
+    r"|\w*(rgba|matid|texid|dataid|_user|_group|texcoord|adr|bvhnum|geomnum|aabb"
+    r"|acc0|invweight0|length0|M0|subtreemass)$|tendon_width$"
+)
+"""Fields of a model that are names, visual, derived, or numbers of parts that may be visual."""
+
+
+def contents_of(model: Any) -> dict[str, str]:
+    """Return digests of all that determines a model's physics, without names, visuals and paths.
+
+    Args:
+        model: MuJoCo's model.
+
+    Returns:
+        Digests by field, such as ``model body_mass`` and ``model opt.timestep``. Geoms that collide
+        with nothing are left out: their masses are in their bodies.
+    """
+    collides = (model.geom_contype | model.geom_conaffinity) != 0
+    arrays = {
+        name: value[collides] if name.startswith("geom_") else value
+        for name in dir(model)
+        if not NO_PHYSICS.match(name) and isinstance(value := getattr(model, name), np.ndarray)
+    }
+    arrays |= {
+        f"opt.{name}": np.asarray(getattr(model.opt, name))
+        for name in dir(model.opt)
+        if not name.startswith("_")
+    }
+    meshes = model.geom_dataid[collides & (model.geom_type == mujoco.mjtGeom.mjGEOM_MESH)]
+    vertices = [
+        model.mesh_vert[model.mesh_vertadr[i] : model.mesh_vertadr[i] + model.mesh_vertnum[i]]
+        for i in meshes
+    ]
+    arrays["mesh_vert"] = np.concatenate(vertices) if vertices else np.zeros(0, np.float32)
+    return digests_of_arrays("model", arrays)
 
 
 def _sensor(model: Any, name: str, file: str) -> slice:
@@ -330,7 +372,13 @@ def _compiled(robot: Robot, limit: int) -> Env:
     bounds = robot.model.actuator_ctrlrange.astype(np.float32)
     step_s = robot.frame_skip * robot.model.opt.timestep
     bodies = Bodies(lambda: Scene(robot.name, geoms_of(robot.model), step_s), pose_of)
-    spec = EnvSpec(robot.name, obs, Box(bounds[:, 0], bounds[:, 1]), limit)
+    spec = EnvSpec(
+        name=robot.name,
+        obs=obs,
+        action=Box(bounds[:, 0], bounds[:, 1]),
+        max_episode_steps=limit,
+        contents=contents_of(robot.model),
+    )
     shortest = limit if robot.tasks["terminated"] is None else 1
     # a reset holds MJX's whole data
     more: dict[str, Any] = {

@@ -50,7 +50,7 @@ from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import NOT_SHARDED, Fragment, Graph, ShardingAxes
 from jaxrl_fast.runtime.placements import place
 from jaxrl_fast.runtime.program_store import FindStore
-from jaxrl_fast.settings.run import Run, make_graph_options, stored_settings
+from jaxrl_fast.settings.run import CONTENTS, Run, make_graph_options, stored_settings
 from jaxrl_fast.training import resuming
 from jaxrl_fast.training.job import Job, check_host, check_processes, check_share, plan_run
 
@@ -275,6 +275,8 @@ def make_job(
     graph_options = make_graph_options(run)
     agent = bind(algorithm, env.spec, env.num_envs, run.shards, recorded)
     settings = stored_settings(run, env, algorithm) if settings is None else settings
+    if recorded is not None and settings:
+        settings = {**settings, CONTENTS: {**settings.get(CONTENTS, {}), **recorded.contents}}
     if not hosts.is_alone():
         check_processes(env, {**settings, "resume": run.resume, "debug": run.debug})
     vec_env, failures = (

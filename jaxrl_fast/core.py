@@ -172,6 +172,8 @@ class EnvSpec(NamedTuple):
             observation has the entries ``achieved_goal`` and ``desired_goal``; None without goals.
         metrics: Kind of each of the environment's own metrics, by name: what an episode's number
             is, ``mean``, ``sum`` or ``max`` over its steps, or the ``last`` step's value.
+        contents: Digests of the file that the environment was made from, such as a robot's model
+            field by field (`jaxrl_fast.contents`); a resumed run needs the same.
     """
 
     name: str
@@ -187,6 +189,7 @@ class EnvSpec(NamedTuple):
     arguments: str = ""
     goal_reward: Callable[[PyTree, PyTree], jax.Array] | None = None
     metrics: dict[str, str] = NO_KINDS
+    contents: dict[str, str] = NO_KINDS
 
 
 class MadeEnv(NamedTuple):

@@ -183,11 +183,19 @@ def place_of(error: BaseException) -> str | None:
     calls = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    places = [f"{file}, line {line}" for file, line in calls if _is_of_a_user(file)]
+    places = [f"{file}, line {line}" for file, line in calls if is_of_a_user(file)]
     return places[-1] if places else None
 
 
-def _is_of_a_user(file: str) -> bool:
+def is_of_a_user(file: str) -> bool:
+    """Return whether a file holds a user's code, and not a library's.
+
+    Args:
+        file: Path of a source file.
+
+    Returns:
+        True for files outside of this package, of Python and of the libraries that call users' code.
+    """
     in_python = file.startswith(PYTHON) and "-packages" not in file
     return not (file.startswith(OWN) or in_python or LIBRARIES.match(file))
 

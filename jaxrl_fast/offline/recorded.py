@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast.contents import digests_of_arrays
 from jaxrl_fast.core import EnvSpec, Extras, PyTree, Transition, is_image, stable_hash
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -38,6 +39,8 @@ from jaxrl_fast.replay.buffers import (
 from jaxrl_fast.replay.buffers import uniform_source as uniform
 from jaxrl_fast.runtime.graph import Channels, Fragment, step_of
 
+NO_CONTENTS: dict[str, str] = {}
+
 
 class Recorded(NamedTuple):
     """Recorded steps, and how long a run learns from them alone.
@@ -46,11 +49,13 @@ class Recorded(NamedTuple):
         steps: All steps ``[N, ...]`` in host memory, with `NEXT_ACTION` among their extras.
         offline_steps: Steps of the run before its environment is stepped.
         online: Whether the environment is stepped at all.
+        contents: Digests of the data set's arrays.
     """
 
     steps: Transition
     offline_steps: int
     online: bool
+    contents: dict[str, str] = NO_CONTENTS
 
     def __repr__(self) -> str:
         digest = hashlib.sha256()
@@ -107,7 +112,8 @@ def read_recorded(
         raise ValueError(
             f"data={name}: {spec.name} has several agents, which data do not support: leave data out"
         )
-    steps = steps_in(usable(given, spec, name), spec)
+    dataset = usable(given, spec, name)
+    steps = steps_in(dataset, spec)
     following = np.concatenate([steps.action[1:], steps.action[-1:]])
     ends = np.concatenate([steps.first[1:], [True]])
     if np.issubdtype(following.dtype, np.floating):
@@ -115,7 +121,16 @@ def read_recorded(
             ends.reshape(-1, *[1] * (following.ndim - 1)), np.float32(np.nan), following
         )
     steps = steps._replace(extras=Extras({NEXT_ACTION: following}, {}))  # type: ignore[dict-item]  # on the host
-    return Recorded(steps, total_steps - online_steps, online_steps > 0)
+    parts = {f"obs {path}".rstrip(): leaf for path, leaf in dataset.obs.items()}
+    parts |= {
+        name: array for name, array in dataset._asdict().items() if name not in ("obs", "about")
+    }
+    return Recorded(
+        steps=steps,
+        offline_steps=total_steps - online_steps,
+        online=online_steps > 0,
+        contents=digests_of_arrays("data", parts),
+    )
 
 
 def with_data(algorithm: AnyAlgorithm) -> AnyAlgorithm:

@@ -597,7 +597,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     facts = {
         name: value
         for name, value in spec._asdict().items()
-        if name not in ("arguments", "goal_reward")
+        if name not in ("arguments", "contents", "goal_reward")
     }
     return {
         **facts,

@@ -13,6 +13,7 @@ import yaml
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import CUSTOM, declared_named
+from jaxrl_fast.contents import digests_of_sources
 from jaxrl_fast.core import EnvSpec, MadeEnv, made_by
 from jaxrl_fast.fields import replaced_functions, types_of
 from jaxrl_fast.learning.algorithm import AnyAlgorithm, DeclaredAlgorithm, declaration_of
@@ -157,6 +158,8 @@ def flat_settings(run: Run) -> dict[str, Any]:
 
 
 MADE = "made."
+CONTENTS = f"{MADE}contents"
+"""Setting with digests of files (`jaxrl_fast.contents`)."""
 """Prefix of the settings of a checkpoint that describe what was made, and are no keys."""
 REPEATABLE = "repeatable"
 """Setting of a checkpoint: False if no command can repeat the run."""
@@ -177,10 +180,13 @@ def stored_settings(run: Run, env: "Environments", algorithm: AnyAlgorithm) -> d
     settings = {key: value for key, value in flat_settings(run).items() if _is_plain(value)}
     if has_arrays(run):
         settings["data"] = str(run.data)
+    code = {"algo.make": run.algo, **run.algo_options, **run.env_options}
+    contents = {**env.spec.contents, **digests_of_sources(code)}
     return settings | {
         f"{MADE}env": env.spec.name,
         f"{MADE}arguments": env.spec.arguments,
         f"{MADE}algo": algorithm.name,
+        **({CONTENTS: contents} if contents else {}),
     }
 
 

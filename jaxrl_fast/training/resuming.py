@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_fast.contents import differing, is_same
 from jaxrl_fast.envs.episode_metrics import NEVER
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import AnyAlgorithm
@@ -21,13 +22,15 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 from jaxrl_fast.runtime.program import Program
-from jaxrl_fast.settings.run import MADE, REPEATABLE
+from jaxrl_fast.settings.run import CONTENTS, MADE, REPEATABLE
 from jaxrl_fast.settings.schema import EARLIER, SWITCHES, resume_rule, run_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 
 ARGUMENTS, MAKE = f"{MADE}arguments", re.compile(r"\bmake=[\w.:]*\b(\w+)")
 """Setting with the arguments of an environment, and in it the function that makes a user's."""
+FILE = re.compile(r"(?<!\S)file=\S+ ?")
+"""The path of a robot's file in these arguments, whose content is compared."""
 COMPUTED = {"algo.normalize_observations", "algo.normalize_rewards"}
 """Settings that `jaxrl_fast.learn` until 0.2.0 stored as the environment decided them."""
 METRICS = ".env.episode.metrics."
@@ -144,20 +147,27 @@ def compare(
         CheckpointError: A setting differs that must not change.
     """
     before, now = comparable(description.settings, json.loads(json.dumps(settings)), rates)
+    had, has = before.pop(CONTENTS, {}), now.pop(CONTENTS, {})
+    check_contents(description.path, had, has)
     rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
     rules.pop(REPEATABLE, None)
-    differing = [
+    rules |= {
+        key: "free" for key, kind in CONTENT_OF.items() if key in rules and is_same(had, has, kind)
+    }
+    if is_same(had, has, "model"):
+        rules[f"{MADE}env"] = "silent"  # the name of the file
+    changed = [
         key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"
     ]
     # A rate that is new since then is 0, as it was without it, unless it was given. Settings of an
     # algorithm, and names of what was made, that were not stored then are not compared.
-    differing = [
+    changed = [
         key
-        for key in differing
+        for key in changed
         if key in before
         or (now[key] if rules[key] != "fixed" else not key.startswith(("algo.", MADE)))
     ]
-    for key in differing:
+    for key in changed:
         was = before.get(key, 0.0 if key in SWITCHES else None)
         named = f"{key} was {was} in {description.path} and is {now.get(key)}"
         if key in SWITCHES and not (was and now.get(key)):
@@ -169,12 +179,40 @@ def compare(
                 f"{named}: a resumed run needs the settings it was started with; only hyper-parameters, placement, "
                 "devices, total_steps, eval.*, checkpoint.*, stop.*, nan and debug may change"
             )
-    changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in differing]
+    changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed]
+    changes += [
+        f"{name}: your code differs from the run's" for name in differing(had, has, "source")
+    ]
     if description.versions != checkpoints.versions():
         changes.append(
             f"versions: {description.versions} -> {checkpoints.versions()}; rounding may differ"
         )
     return changes
+
+
+CONTENT_OF = {"env.file": "model", "data": "data"}
+"""Settings that are paths, and the kind of their contents: with equal contents the path may change."""
+
+
+def check_contents(path: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Check that a resumed run has the model and the data that it was started with.
+
+    Args:
+        path: Checkpoint.
+        before: Digests that it stores.
+        now: Digests of the run that resumes it.
+
+    Raises:
+        CheckpointError: A content differs.
+    """
+    for key, kind in CONTENT_OF.items():
+        if names := differing(before, now, kind):
+            what = "robot's model" if kind == "model" else "recorded data"
+            shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+            raise CheckpointError(
+                f"{key}: the {what} differs from the one of {path} in {shown}: a resumed run needs the same; write its "
+                f"{key}, or start a new run"
+            )
 
 
 def comparable(
@@ -202,6 +240,7 @@ def comparable(
     for either in (before, now):
         if ARGUMENTS in either:  # a function and its path are written differently
             either[ARGUMENTS] = MAKE.sub(r"make=\1", either[ARGUMENTS])
+            either[ARGUMENTS] = FILE.sub("", either[ARGUMENTS])
         if f"{MADE}env" in either:
             either[f"{MADE}env"] = either[f"{MADE}env"].rpartition(".")[2]
     return before, now
