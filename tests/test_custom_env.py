@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
@@ -288,3 +290,30 @@ def test_importing_envs_imports_no_suite():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=900
     )
     assert ran.stdout == "[]\n", ran.stderr
+
+
+TAKEN = """name make id file num_envs num_seeds pool options env algo seed key spec self cls
+episode_length frame_stack max_episode_steps"""
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True) | st.sampled_from(TAKEN.split())
+
+
+@settings(max_examples=100)
+@given(name=NAMES)
+def test_an_option_of_any_name_reaches_the_function_or_is_refused_in_one_line(name):
+    received = []
+
+    def make(**options) -> Env:
+        received.append(options)
+        return envs.make("probe", id="value")
+
+    words = ["env=custom", "env.make=my_package.make", f"+env.{name}=3"]
+    try:
+        run = compose(words)
+    except ConfigError as error:
+        assert "\n" not in str(error) and name in str(error)
+        return
+    options = {**run.env_options, "make": make}
+    env = envs.make_vec("custom", num_envs=2, **options)
+    assert env.num_envs == 2
+    limits = ("episode_length", "max_episode_steps")  # and options of every environment
+    assert received == [{}] or (name not in limits and received == [{name: 3}])

@@ -65,6 +65,7 @@ def command(*words: str) -> subprocess.Popen:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=tempfile.gettempdir(),  # where `runs/latest` is written
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
