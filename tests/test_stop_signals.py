@@ -4,7 +4,6 @@ on.
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -133,19 +132,33 @@ def test_usr1_saves_a_command_that_goes_on_until_another_signal(tmp_path: Path):
     assert f"saved after {saved[0]:,} steps, as requested; the run goes on" in lines
 
 
+TERMINAL = """
+import os, pty, signal, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.executable, [sys.executable, "-m", "jaxrl_fast.train", *sys.argv[1:]])
+sys.stdin.read()
+os.close(terminal)
+os.kill(pid, signal.SIGHUP)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+"""A program that trains in a terminal, and closes it when its input ends."""
+
+
 def test_a_run_whose_terminal_closes_is_saved(tmp_path: Path):
     """The kernel and a shell both send HUP, and every print fails."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        words = [*ENDLESS, "run_dir=run", "eval.beside=false"]
-        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-        os.execve(sys.executable, [sys.executable, "-m", "jaxrl_fast.train", *words], variables)
+    process = subprocess.Popen(
+        [sys.executable, "-c", TERMINAL, *ENDLESS, "run_dir=run", "eval.beside=false"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     wait_for(tmp_path / "run" / "metrics.csv")
-    os.close(terminal)
-    os.kill(pid, signal.SIGHUP)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    _, out, err = finish(process)
+    assert out == f"{128 + signal.SIGHUP}\n", err
     assert checkpoint_of(tmp_path / "run") > 0
 
 
