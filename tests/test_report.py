@@ -338,6 +338,15 @@ def test_only_runs_that_differ_in_their_seeds_are_one_curve_of_a_page(runs):
     )
 
 
+def test_a_seed_of_two_runs_does_not_count_twice(runs):
+    first, second = map(read_run, runs)
+    assert [len(group.views) for group in groups_of([first, second, first])] == [2, 1]
+    shown = data_of(page_of([first, first]))["runs"]
+    assert len(shown) == 2 and all(len(run["scores"]["seeds"]) == SEEDS for run in shown)
+    with pytest.raises(ValueError, match="has a seed in common with another run of ppo on line"):
+        lines_of([first, second, first])
+
+
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
 def test_the_figure_is_a_file_of_its_kind(runs, tmp_path: Path, suffix: str, capsys):
     first, second = map(str, runs)

@@ -78,14 +78,39 @@ def groups_of(views: Sequence[RunView], aside: Aside = IN_FIGURES) -> list[RunGr
 
     Returns:
         Groups in the order of their first runs. On pages, a run without settings is alone, and so
-        are runs of one name with other settings.
+        are runs of one name with other settings. Runs with a seed in common are not in one group,
+        where it would count twice.
     """
-    grouped: dict[Any, RunGroup] = {}
+    grouped: dict[Any, list[RunGroup]] = {}
     for view, label in zip(views, labels_of(views, aside), strict=True):
         settings = tuple(_counted(view, aside).items()) or view.path
         key = label, _kind(view), settings if aside is SEEDS else ()
-        grouped.setdefault(key, RunGroup(label, _kind(view)[0], [])).views.append(view)
-    return list(grouped.values())
+        alike, seeds = grouped.setdefault(key, []), seeds_of(view)
+        for group in alike:
+            if not any(seeds & seeds_of(other) for other in group.views):
+                group.views.append(view)
+                break
+        else:
+            alike.append(RunGroup(label, _kind(view)[0], [view]))
+    return sorted(
+        (group for alike in grouped.values() for group in alike),
+        key=lambda group: next(i for i, view in enumerate(views) if view is group.views[0]),
+    )
+
+
+def seeds_of(view: RunView) -> set[int]:
+    """Return the seeds of a run, none if its settings do not name them.
+
+    Args:
+        view: Run.
+
+    Returns:
+        The seeds.
+    """
+    first, number = view.settings.get("seed"), view.settings.get("num_seeds", 1)
+    if not (isinstance(first, int) and isinstance(number, int)):
+        return set()
+    return set(range(first, first + number))
 
 
 def _kind(view: RunView) -> tuple[str, str]:

@@ -106,10 +106,16 @@ def lines_of(views: Sequence[RunView]) -> Lines:
         The lines.
 
     Raises:
-        ValueError: A run has no evaluation, or runs of a line were evaluated at different steps.
+        ValueError: A run has no evaluation, or runs of a line were evaluated at different steps or
+            have a seed in common.
     """
     lines: Lines = {}
     for label, task, members in groups_of(views):
+        if task in lines.get(label, {}):
+            raise ValueError(
+                f"{members[0].path} has a seed in common with another run of {label} on {task}, which would count twice: "
+                "leave one of them out"
+            )
         for view in members:
             if not scores_of(view.evals).returns.size:
                 why = UNEVALUATED.get(view.status.get("eval.every"), NOT_YET)

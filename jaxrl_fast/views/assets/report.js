@@ -45,7 +45,9 @@ function showFigures() {
 function learningLines() {
   return runs.flatMap((run, i) => {
     const { scores, metrics } = run, style = { color: i, dash: single ? [] : charts.dash(i) };
-    const lines = [{ label: single ? "mean" : run.name, x: scores[axis], y: scores.mean, low: scores.low, high: scores.high, band: scores.interval, points: true, width: 2.2, ...style }];
+    // two seeds have no interval
+    const ranged = scores.low.length > 0, mean = ranged || !scores.seeds.length ? "mean" : `mean, ${scores.interval}`;
+    const lines = [{ label: single ? mean : run.name, x: scores[axis], y: scores.mean, low: scores.low, high: scores.high, band: ranged ? scores.interval : "", points: true, width: 2.2, ...style }];
     if (single) {
       scores.seeds.forEach((y, seed) => lines.push({ label: `seed ${seed}`, x: scores[axis], y, color: i, width: 1, quiet: true }));
       if (metrics.episode_return) lines.push({ label: "training", x: metrics[axis], y: metrics.episode_return, color: 1, dash: [5, 4], width: 1.2 });
