@@ -122,7 +122,7 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
     if not (_is_gymnasium(called.made) or _is_parallel(called.made)):
         return _compiled(called)
     if _takes_render_mode(called.function):
-        called.made.close()
+        getattr(called.made, "close", lambda: None)()
         called = _call(make, {"render_mode": "rgb_array", **options})
     made, limit = called.made, called.episode_length
     host = import_module("jaxrl_fast.envs.from_gymnasium")

@@ -10,56 +10,18 @@ The import changes no JAX setting. JAX is imported with the first name that need
 pool's worker, which imports `jaxrl_fast.envs.pool`, does not import it. Commands call `setup`.
 """
 
-import os
-import signal
-import sys
 import time
 from importlib import import_module
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from jaxrl_fast.process import leave_silently_until_imported, watch_forks
 
 IMPORT_START_S = time.perf_counter()
 """Start of the import, from which commands measure their start-up time."""
 
 
-def leave_silently(number: int, frame: object) -> None:
-    """End a command that has only imported modules, at Ctrl-C.
-
-    An exception in the middle of an import prints a traceback, and aborts if it reaches C++.
-
-    Args:
-        number: Number of the signal.
-        frame: Unused.
-    """
-    os._exit(128 + number)
-
-
-_forks: list[bool] = []
-
-
-def _note_fork() -> None:
-    started = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
-    _forks.append(started is not None and started())
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
-def forked_after_jax() -> bool:
-    """Return whether this process was forked from one in which JAX had started.
-
-    Returns:
-        True if JAX cannot run here, since its threads are missing.
-    """
-    return any(_forks)
-
-
-_is_command = sys.argv[:1] == ["-m"] and any(
-    option == "-m" and module.partition(".")[0] == __name__
-    for option, module in pairwise(sys.orig_argv)
-)
-if _is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, leave_silently)
+watch_forks()
+leave_silently_until_imported()
 
 
 if TYPE_CHECKING:

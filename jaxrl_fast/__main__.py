@@ -3,7 +3,7 @@
 import sys
 
 from jaxrl_fast.plugins import PluginFailed, load, registered
-from jaxrl_fast.system import raise_at_ctrl_c
+from jaxrl_fast.process import raise_at_ctrl_c
 
 COMMANDS = {
     "train": "train a policy: python -m jaxrl_fast.train env=halfcheetah",

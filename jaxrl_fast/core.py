@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import forked_after_jax
+from jaxrl_fast.process import forked_after_jax
 
 __version__ = "0.2.0"
 

@@ -16,8 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast import leave_silently
-
 ENDING = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -143,12 +141,6 @@ def end_session(process: subprocess.Popen) -> None:
     for pipe in filter(None, (process.stdin, process.stdout)):
         with suppress(OSError):  # unsent data is lost
             pipe.close()
-
-
-def raise_at_ctrl_c() -> None:
-    """Let Ctrl-C raise `KeyboardInterrupt` again, when a command has imported its modules."""
-    if signal.getsignal(signal.SIGINT) is leave_silently:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def leave_signals_to_parent() -> None:

@@ -15,17 +15,19 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 SOURCES = [path for path in SOURCES if ROOT / "jaxrl_fast" / "envs" not in path.parents]  # a link
-BASE = {"core", "system", "numerics"}
+BASE = {"core", "system", "numerics", "process"}
 MAY_IMPORT: dict[str, set[str]] = {
+    "process": set(),
     "system": set(),
-    "core": set(),
+    "core": {"process"},
     "plugins": set(),
     "jaxprs": set(),
     "spaces": set(),
+    "contents": {"system"},
     "numerics": {"core", "system"},
     "fields": {"core", "numerics"},
     "networks": {"core", "system", "numerics"},
-    "envs": {*BASE, "plugins", "spaces", "fields"},
+    "envs": {*BASE, "plugins", "spaces", "contents", "fields"},
     "runtime": {"core"},
     "learning": {"core", "numerics", "fields", "networks", "envs", "runtime"},
     "replay": {"core", "numerics", "learning"},
@@ -34,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {
         *BASE,
         "plugins",
+        "contents",
         "fields",
         "networks",
         "envs",
@@ -41,11 +44,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "learning",
         "algorithms",
     },
-    "training": {*BASE, "fields", "envs", "runtime", "learning", "policy", "settings"},
+    "training": {*BASE, "contents", "fields", "envs", "runtime", "learning", "policy", "settings"},
     "hosts": {"core", "jaxprs", "numerics", "envs", "runtime", "learning"},
     "offline": {
-        "core",
-        "numerics",
+        *BASE,
+        "spaces",
+        "contents",
         "envs",
         "runtime",
         "learning",
@@ -93,6 +97,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "commands",
     },
     "tuning": {
+        "spaces",
+        "networks",
         *BASE,
         "envs",
         "runtime",
@@ -290,7 +296,7 @@ def test_only_settings_and_what_stands_on_them_know_config_and_environments_by_n
 def test_environments_import_only_core_and_the_types_of_environments():
     for name in IMPORTS:
         if package_of(name) == "envs":
-            allowed = {"core", "fields", "numerics", "plugins", "spaces", "system"}
+            allowed = {"core", "contents", "fields", "numerics", "plugins", "spaces", "system"}
             assert imported_packages(name) <= allowed, name
 
 

@@ -139,7 +139,7 @@ def test_a_world_on_the_host_is_drawn():
     film.env.reset(0)
     played(film.env, [np.zeros((1, 3), int)] * 2)
     assert film.picture().max() == 20 and film.step_s == 0.2
-    film.env.close()
+    film.env.close()  # the environment has no `close`
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ NAMES = {
     "jax._src.clusters.SlurmCluster": "several processes under SLURM",
     "jax._src.distributed.global_state": "the end of several processes",
     "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier": "the end of several processes",
+    "jax._src.xla_bridge": "the line after a fork of a process in which JAX has started",
     "brax.envs._envs": "the list of brax's environments",
 }
 """Private names, and features that only they provide."""

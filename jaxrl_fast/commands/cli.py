@@ -38,6 +38,7 @@ from jaxrl_fast.commands.run_config import (
 from jaxrl_fast.core import EnvSpec, require_devices
 from jaxrl_fast.envs.errors import EnvFailed
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
+from jaxrl_fast.process import raise_at_ctrl_c
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
@@ -59,7 +60,6 @@ from jaxrl_fast.system import (
     local_path,
     names_code,
     place_of,
-    raise_at_ctrl_c,
 )
 from jaxrl_fast.training.run_folder import lacking_letters
 from jaxrl_fast.training.stop_signals import EXIT_CODES, mute_terminals
