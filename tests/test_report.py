@@ -20,6 +20,7 @@ from tiny import line
 
 import jaxrl_fast as jf
 from jaxrl_fast import report
+from jaxrl_fast.numerics.intervals import mean_interval
 from jaxrl_fast.settings.schema import run_keys
 from jaxrl_fast.training.records import read_status, write_status
 from jaxrl_fast.training.run_folder import read_run
@@ -94,7 +95,7 @@ def test_its_numbers_are_those_of_the_tables(runs):
             rows[(rows[:, 1] == step) & (rows[:, 0] == seed), 3].mean() for seed in range(SEEDS)
         ]
         assert mean == pytest.approx(np.mean(seeds), rel=1e-5)
-        assert min(seeds) - 1e-4 <= low <= mean + 1e-4 and mean - 1e-4 <= high <= max(seeds) + 1e-4
+        assert (low, high) == pytest.approx(mean_interval(seeds), rel=1e-4)
     table = np.genfromtxt(first / "metrics.csv", delimiter=",", names=True)
     np.testing.assert_allclose(run["metrics"]["sampling_hz"], table["sampling_hz"], rtol=1e-5)
     assert len(run["seeds"]) == SEEDS

@@ -464,6 +464,8 @@ def describe_large(state: TrainState, graph: Graph) -> str:
         A line; "" without such values.
     """
     for path, leaf in jax.tree.leaves_with_path(current_observations(state, graph)):
+        if not np.issubdtype(leaf.dtype, np.floating):
+            continue
         sizes = np.abs(np.nan_to_num(np.asarray(leaf, np.float32), posinf=0.0, neginf=0.0))
         if sizes.size and sizes.max() > LARGE:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
