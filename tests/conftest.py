@@ -25,8 +25,9 @@ from many_commands import Commands
 
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 
-# a shell's background jobs and their children ignore Ctrl-C
+# a shell's background jobs and their children ignore Ctrl-C, and under nohup HUP
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

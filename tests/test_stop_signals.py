@@ -213,15 +213,18 @@ def test_ctrl_c_while_a_command_imports_its_modules_prints_no_traceback(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_while_a_resumed_run_compiles_leaves_the_run_as_it_was(tmp_path: Path, number):
+def test_a_signal_while_a_resumed_run_compiles_leaves_the_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+):
+    monkeypatch.setenv("JAXRL_FAST_CACHE", "off")  # so that it compiles for seconds
     run = tmp_path / "run"
     words = [*ENDLESS, "run_dir=run", "eval.beside=false", "total_steps=40_000"]
     assert finish(begin(tmp_path, "train", *words))[0] == 0
     before, summary = read_status(run), (run / "summary.json").read_bytes()
     assert before["state"] == "done"
     process = begin(tmp_path, "train", "resume=run", "total_steps=100_000_000")
-    while read_status(run)["state"] != "compiling":
-        assert process.poll() is None
+    while (state := read_status(run)["state"]) != "compiling":
+        assert process.poll() is None and state != "training"
         time.sleep(0.01)
     process.send_signal(number)
     status, _, err = finish(process)
