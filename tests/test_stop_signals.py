@@ -220,15 +220,18 @@ def test_a_signal_while_a_resumed_run_compiles_leaves_the_run_as_it_was(
     run = tmp_path / "run"
     words = [*ENDLESS, "run_dir=run", "eval.beside=false", "total_steps=40_000"]
     assert finish(begin(tmp_path, "train", *words))[0] == 0
-    before, summary = read_status(run), (run / "summary.json").read_bytes()
-    assert before["state"] == "done"
-    process = begin(tmp_path, "train", "resume=run", "total_steps=100_000_000")
-    while (state := read_status(run)["state"]) != "compiling":
-        assert process.poll() is None and state != "training"
-        time.sleep(0.01)
-    process.send_signal(number)
-    status, _, err = finish(process)
+    late = "stopping after this chunk; press Ctrl-C again to stop at once"
+    for _ in range(3):
+        before, summary = read_status(run), (run / "summary.json").read_bytes()
+        process = begin(tmp_path, "train", "resume=run", "total_steps=100_000_000")
+        while (state := read_status(run)["state"]) != "compiling":
+            assert process.poll() is None and state != "training"
+            time.sleep(0.01)
+        process.send_signal(number)
+        status, _, err = finish(process)
+        if err.strip() != late:  # else it trained already, as on a busy machine
+            break
     assert (status, err.strip()) == (128 + number, "stopped before training")
     after = read_status(run)
-    assert (after["state"], after["eval_return"]) == ("done", before["eval_return"])
+    assert (after["state"], after["eval_return"]) == (before["state"], before["eval_return"])
     assert (run / "summary.json").read_bytes() == summary
