@@ -286,8 +286,7 @@ def with_image_axes(env: Env) -> Env:
 
     Returns:
         The environment, unless it has images with other axes (`spaces.layout_of`): then its
-        observations are encoded as on the host, and a policy takes the
-        environment's own.
+        observations are encoded as on the host, and a policy takes the environment's own.
     """
     spec = env.spec
     leaves = jax.tree.leaves(spec.obs)
@@ -321,15 +320,14 @@ def describe_images(spec: EnvSpec) -> list[str]:
     """Describe images whose axes training changes, or their shapes do not determine.
 
     Args:
-        spec: Environment.
+        spec: Vectorized environment, or one of `with_image_axes`.
 
     Returns:
         A line for each image.
     """
     if spec.num_agents is not None:
         return []
-    space = spec.obs_space or spaces.with_layouts(spaces.space_of_arrays(spec.obs))
-    return spaces.describe_images(space)
+    return spaces.describe_images(spec.obs_space or spaces.space_of_arrays(spec.obs))
 
 
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:

@@ -27,7 +27,15 @@ from jaxrl_fast.core import (
     action_shape,
     reward_shape,
 )
-from jaxrl_fast.envs.env import Draw, Env, VecEnv, describe_images, is_count, vectorize
+from jaxrl_fast.envs.env import (
+    Draw,
+    Env,
+    VecEnv,
+    describe_images,
+    is_count,
+    vectorize,
+    with_image_axes,
+)
 from jaxrl_fast.envs.episode_metrics import check_names
 from jaxrl_fast.envs.errors import RuleBroken
 from jaxrl_fast.envs.host_env import HostEnv
@@ -449,7 +457,11 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
     try:
         player = compiled_player(env)
         second = lambda: player if again is None else compiled_player(_single(again()))  # noqa: E731
-        findings = (*verdicts, *_judge_images(env.spec), *_judge(player, second, num_steps, seed))
+        findings = (
+            *verdicts,
+            *_judge_images(with_image_axes(env).spec),
+            *_judge(player, second, num_steps, seed),
+        )
         steps_per_s, compile_s = _speed(env)
         return Report(
             name=name,

@@ -5,6 +5,7 @@ my_package.py``), so that a run is not resumed with the same path and other cont
 """
 
 import inspect
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast.system import import_function, is_of_a_user, names_code
+from jaxrl_fast.system import is_of_a_user, names_code
 
 Digests = dict[str, str]
 
@@ -38,23 +39,26 @@ def digests_of_sources(settings: Mapping[str, Any]) -> Digests:
     """Return the digest of each file of a user's code that settings name.
 
     Args:
-        settings: Settings by key; functions, or their paths such as ``my_package.make``.
+        settings: Settings by key; functions, or their paths such as ``my_package.make``. Only
+            modules that are imported already are looked at.
 
     Returns:
         Digests by kind and name of the file.
     """
-    files = {_file_of(value, key) for key, value in settings.items()}
+    files = {_file_of(value) for value in settings.values()}
     return {f"source {path.name}": _digest(path.read_bytes()) for path in files if path is not None}
 
 
-def _file_of(value: Any, key: str) -> Path | None:
-    """Return the file in which a user wrote a function or class, None for other values."""
+def _file_of(value: Any) -> Path | None:
+    """Return the file in which a user wrote a function or class, None for other values.
+
+    Nothing is imported: the environment and the algorithm are made, so their modules are, and a text
+    such as ``arm.xml`` must not execute an ``arm.py``.
+    """
     function: Callable[..., Any] | None = value if callable(value) else None
     if names_code(value):
-        try:
-            function = import_function(value, key)
-        except ValueError:  # a text with a dot
-            return None
+        module, _, name = value.replace(":", ".").rpartition(".")
+        function = getattr(sys.modules.get(module), name, None)
     try:
         file = None if function is None else inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:  # built in, or an object

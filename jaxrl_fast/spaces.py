@@ -344,7 +344,8 @@ def require_finite(array: Any, what: str) -> None:
     """
     if kind_of(array.dtype) != "f":
         return
-    finite = np.isfinite(np.asarray(array, np.float32))
+    native = isinstance(array, np.ndarray) and array.dtype.kind == "f"
+    finite = np.isfinite(array if native else np.asarray(array, np.float32))  # bfloat16
     if not finite.all():
         at = tuple(np.argwhere(~finite)[0].tolist())
         raise ValueError(f"{what} has {float(array[at])} at {list(at)}")
@@ -514,20 +515,21 @@ def _padded(x: Any, lead: tuple, shape: tuple, dtype: Any, xp: Any) -> Any:
     return xp.concatenate([x, xp.zeros((*lead, missing), dtype)], axis=-1) if missing else x
 
 
-def draw_allowed(mask: np.ndarray, sizes: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+def draw_allowed(mask: Any, sizes: Sequence[int], uniform: Any, xp: Any) -> Any:
     """Draw discrete actions that a mask allows.
 
     Args:
         mask: Allowed values of all parts, one after another, bool ``[..., sum(sizes)]``.
         sizes: Number of values of each part.
-        rng: Random generator.
+        uniform: Random numbers from 0 to 1, of the mask's shape.
+        xp: ``numpy`` or ``jax.numpy``.
 
     Returns:
         Values ``[..., parts]``, int32; 0 of a part without an allowed value.
     """
-    ranks = np.where(mask, rng.random(np.shape(mask)), -1.0)
-    parts = np.split(ranks, np.cumsum(sizes)[:-1], axis=-1)
-    return np.stack([part.argmax(axis=-1) for part in parts], axis=-1).astype(np.int32)
+    ranks = xp.where(mask, uniform, -1.0)
+    parts = xp.split(ranks, np.cumsum(sizes)[:-1], axis=-1)
+    return xp.stack([part.argmax(axis=-1) for part in parts], axis=-1).astype(np.int32)
 
 
 def decode(space: Space, action: Any, xp: Any) -> Any:

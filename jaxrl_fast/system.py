@@ -31,7 +31,7 @@ UNFINISHED = ".unfinished"
 """Suffix of the name of a file that is being written."""
 
 
-URL = re.compile(r"(?!minari:)[A-Za-z][A-Za-z0-9+.-]+:/", re.I)
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/", re.I)
 """Beginning of a URL, also of one that `pathlib` has shortened to one slash."""
 
 

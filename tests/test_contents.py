@@ -37,27 +37,32 @@ def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def learned(env: Any, algorithm: Any, steps: int, **more: Any) -> list[str]:
+    """Train in ``run`` with a checkpoint every 8 steps, and return the lines."""
+    lines: list[str] = []
+    jf.learn(
+        env,
+        algorithm,
+        total_steps=steps,
+        eval_every=0,
+        run_dir="run",
+        log="none",
+        checkpoints=TWO,
+        tell=lines.append,
+        **more,
+    )
+    return lines
+
+
 def trained(file: str, steps: int, **more: Any) -> list[str]:
     """Train a robot on the host, and return the lines."""
-    lines: list[str] = []
     env = jf.make_env(
         "mjcf", file=file, backend="mujoco", reward=reward, num_envs=2, pool={"workers": 0}
     )
     try:
-        jf.learn(
-            env,
-            PPO,
-            total_steps=steps,
-            eval_every=0,
-            run_dir="run",
-            log="none",
-            checkpoints=TWO,
-            tell=lines.append,
-            **more,
-        )
+        return learned(env, PPO, steps, **more)
     finally:
         env.close()
-    return lines
 
 
 def test_a_mass_in_an_included_file_is_named(robot: Path):
@@ -109,28 +114,22 @@ def test_other_data_at_the_same_place_are_named(tmp_path: Path, monkeypatch: pyt
     save_dataset(data, "second")
     save_dataset(data._replace(reward=np.full(8, 2.0)), "third")
 
-    def learned(path: str, steps: int, **more: Any) -> list[str]:
-        lines: list[str] = []
-        jf.learn(
-            env,
-            jf.bc(batch_size=4, policy_hidden=(4,)),
-            total_steps=steps,
-            data=path,
-            eval_every=0,
-            run_dir="run",
-            log="none",
-            checkpoints=TWO,
-            tell=lines.append,
-            **more,
-        )
-        return lines
+    def cloned(path: str, steps: int, **more: Any) -> list[str]:
+        bc = jf.bc(batch_size=4, policy_hidden=(4,))
+        return learned(env, bc, steps, data=path, **more)
 
-    learned("first", 16)
-    assert "changed: data: first -> second" in learned("second", 32, resume="run")
+    cloned("first", 16)
+    assert "changed: data: first -> second" in cloned("second", 32, resume="run")
     Path("second").rename("away")
     Path("third").rename("second")
     with pytest.raises(CheckpointError, match=r"^data: the recorded data differs .* in reward:"):
-        learned("second", 48, resume="run")
+        cloned("second", 48, resume="run")
+
+
+def test_a_script_with_the_name_of_the_file_is_not_executed(robot: Path):
+    (robot / "arm.py").write_text("raise SystemExit('a script was executed')\n")
+    trained("arm.xml", 16, resume="run")
+    assert "arm" not in sys.modules
 
 
 def test_changed_code_is_named_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -139,25 +138,13 @@ def test_changed_code_is_named_and_goes_on(tmp_path: Path, monkeypatch: pytest.M
     code = "from tiny import line\n\ndef make():\n    return line(discrete=True).env\n"
     (tmp_path / "own_package.py").write_text(code)
 
-    def learned(steps: int, **more: Any) -> list[str]:
-        lines: list[str] = []
+    def ran(steps: int, **more: Any) -> list[str]:
         env = jf.make_env("custom", make="own_package.make", num_envs=2)
-        jf.learn(
-            env,
-            PPO,
-            total_steps=steps,
-            eval_every=0,
-            run_dir="run",
-            log="none",
-            checkpoints=TWO,
-            tell=lines.append,
-            **more,
-        )
-        return lines
+        return learned(env, PPO, steps, **more)
 
-    learned(8)
-    assert not [text for text in learned(16, resume="run") if "your code differs" in text]
+    ran(8)
+    assert not [text for text in ran(16, resume="run") if "your code differs" in text]
     (tmp_path / "own_package.py").write_text(f"{code}\n# another reward\n")
     sys.modules.pop("own_package")
-    assert "changed: own_package.py: your code differs from the run's" in learned(24, resume="run")
+    assert "changed: own_package.py: your code differs from the run's" in ran(24, resume="run")
     sys.modules.pop("own_package")

@@ -101,5 +101,5 @@ def test_the_error_of_an_update_names_the_observation_and_not_the_rate():
 def test_a_policy_refuses_what_is_no_number(fast: bool, kind: Any, wrong: float):
     act = policy().fast() if fast else policy()
     obs = np.array([[0.5, 0.5, 0.5], [0.5, wrong, 0.5]], np.float32)
-    with pytest.raises(ValueError, match=rf"it has {wrong} at \[1, 1\]"):
+    with pytest.raises(ValueError, match=rf" has {wrong} at \[1, 1\]"):
         act(kind(obs))

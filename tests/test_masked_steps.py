@@ -27,7 +27,8 @@ def test_drawn_actions_are_allowed_and_all_allowed_ones_are_drawn(seed: int, siz
     starts = np.cumsum([0, *sizes])
     for first, size in zip(starts, sizes, strict=False):
         mask[first + rng.integers(size)] = True
-    drawn = draw_allowed(np.broadcast_to(mask, (300, len(mask))), sizes, rng)
+    masks = np.broadcast_to(mask, (300, len(mask)))
+    drawn = draw_allowed(masks, sizes, rng.random(masks.shape), np)
     for part, (first, size) in enumerate(zip(starts, sizes, strict=False)):
         assert set(drawn[:, part]) == set(np.flatnonzero(mask[first : first + size]))
 

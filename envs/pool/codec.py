@@ -401,7 +401,8 @@ def sample_allowed(codec: ActionCodec, rng: np.random.Generator, row: np.ndarray
     """
     if MASK not in (row.dtype.names or ()) or not (codec.sizes or codec.num_actions):
         return sample(codec, rng, 1)[0]
-    drawn = draw_allowed(row[MASK], codec.sizes or (codec.num_actions,), rng)
+    sizes = codec.sizes or (codec.num_actions,)
+    drawn = draw_allowed(row[MASK], sizes, rng.random(row[MASK].shape), np)
     return drawn.reshape(codec.shape)
 
 

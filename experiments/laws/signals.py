@@ -20,27 +20,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from describe import machine, versions
-from kill import RESULTS, command, good_steps, run, same_end, steps_done
+from kill import JOBS, RESULTS, command, good_steps, number, run, same_end, steps_done
 
 from jaxrl_fast.system import ENDING, SAVING
 from jaxrl_fast.training.records import read_status
 
-STEPS = 40_000
-WORDS = (
-    "env=pendulum",
-    "algo=sac",
-    "tuned=false",
-    "num_envs=4",
-    f"total_steps={STEPS}",
-    "algo.updates_per_tick=2",
-    "algo.batch_size=64",
-    "algo.buffer_size=20_000",
-    "algo.warmup_steps=400",
-    "algo.policy_hidden=[32,32]",
-    "algo.critic_hidden=[32,32]",
-    "eval.episodes=2",
-    "checkpoint.every=4000",
-)
+WORDS = JOBS["sac pendulum"]
+STEPS = number(WORDS, "total_steps")
 LONGEST_S = 8.0
 """Latest moment of a signal, in seconds after the start."""
 
@@ -58,22 +44,22 @@ def send_once(folder: Path, chance: random.Random) -> dict[str, Any] | None:
     if asked:
         process.send_signal(SAVING)
         time.sleep(chance.uniform(0.0, 1.0))
-    number = chance.choice(ENDING)
-    process.send_signal(number)
+    ending = chance.choice(ENDING)
+    process.send_signal(ending)
     errors = process.communicate(timeout=120)[1]
     if process.returncode == 0:
         return None
     after, now = steps_done(folder), read_status(folder).get("state")
     event = {
-        "signal": number.name,
+        "signal": ending.name,
         "saved before": asked,
         "exit code": process.returncode,
         "steps": [before, after],
         "state": now,
     }
     print(event, flush=True)
-    early = (-number, -SAVING) if after == before else ()  # before any handler
-    assert process.returncode in (128 + number, *early), (event, errors)
+    early = (-ending, -SAVING) if after == before else ()  # before any handler
+    assert process.returncode in (128 + ending, *early), (event, errors)
     assert "Traceback" not in errors, errors
     ended = "done" if after == STEPS else "stopped"
     assert now in (ended, state, None), event
@@ -81,13 +67,13 @@ def send_once(folder: Path, chance: random.Random) -> dict[str, Any] | None:
     return event
 
 
-def main(number: int) -> None:
+def main(count: int) -> None:
     """Send signals, and compare the end with the undisturbed run's."""
     chance, events = random.Random(0), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as place:
         whole, stopped = Path(place) / "whole", Path(place) / "stopped"
         run(*WORDS, f"run_dir={whole}")
-        while len(events) < number:
+        while len(events) < count:
             event = send_once(stopped, chance)
             if event is None:  # it ended: start again, so that every signal counts
                 assert same_end(whole, stopped)
@@ -97,7 +83,7 @@ def main(number: int) -> None:
         run(*WORDS, f"run_dir={stopped}", "resume=auto")
         assert same_end(whole, stopped)
     result = {
-        "command": f"python experiments/laws/signals.py {number}",
+        "command": f"python experiments/laws/signals.py {count}",
         "machine": machine(),
         "versions": versions(),
         "signals": dict(Counter(event["signal"] for event in events)),

@@ -2,8 +2,7 @@
 loading of runs.
 
 Exit codes: 0, 2 for settings that cannot be run, 130 after Ctrl-C, 128 and the number after other
-signals, others as documented by the
-command.
+signals, others as documented by the command.
 """
 
 import importlib.metadata

@@ -407,10 +407,12 @@ def fast(policy: Policy) -> Callable[..., Any]:
                 "policy.fast() needs the observations of all agents: call the policy itself"
             )
         lead = values[0].shape[: values[0].ndim - len(shapes[0])]
-        arrays = zip(inputs, values, shapes, strict=True)
-        return {
-            name: np.asarray(x, dtype).reshape(-1, *shape) for (name, dtype), x, shape in arrays
-        }, lead
+        feed = {}
+        for (name, dtype), value, shape in zip(inputs, values, shapes, strict=True):
+            if not isinstance(value, np.ndarray | np.generic):  # `read` has checked NumPy's
+                spaces.require_finite(value, f"the policy of {policy.spec.name}: {name}")
+            feed[name] = np.asarray(value, dtype).reshape(-1, *shape)
+        return feed, lead
 
     def action_of(results: list[np.ndarray], lead: tuple[int, ...]) -> Any:
         actions = [x.reshape((*lead, *x.shape[1:])) for x in results[:num_actions]]

@@ -102,9 +102,6 @@ class SpaceAdapter:
                     raise ValueError(f"its agents are {', '.join(self.space['spaces'])}")
                 readers = {path: both for path, both in readers.items() if path[0] in obs}
             values = [read(obs) for _, read in readers.values()]
-            for path, value in zip(readers, values, strict=True):
-                if isinstance(value, jax.Array) and not isinstance(value, Tracer):
-                    spaces.require_finite(value, f"'{'.'.join(map(str, path))}'" if path else "it")
             if len(values) > 1:
                 spaces.lead_of([part for part, _ in readers.values()], values)
             return tuple(readers), values
@@ -162,6 +159,10 @@ class SpaceAdapter:
         JAX's arrays.
         """
         paths, values = self.read(params, obs)
+        for path, value in zip(paths, values, strict=True):
+            if isinstance(value, jax.Array) and not isinstance(value, Tracer):
+                what = f"'{'.'.join(map(str, path))}'" if path else "the observation"
+                spaces.require_finite(value, f"the policy of {self.spec.name}: {what}")
         if paths not in self._compiled:
             self._compiled[paths] = jax.jit(partial(self._first_action, paths))
         action = self._compiled[paths](params, values)

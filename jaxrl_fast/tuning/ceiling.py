@@ -137,7 +137,8 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
     def draw(t: int, group: int) -> np.ndarray:
         if masks[group] is None or not sizes:
             return actions[t % len(actions)]
-        return draw_allowed(masks[group], sizes, rng).reshape(actions.shape[1:])
+        uniform = rng.random(masks[group].shape)
+        return draw_allowed(masks[group], sizes, uniform, np).reshape(actions.shape[1:])
 
     def run(num_steps: int) -> None:
         for t in range(num_steps + 1):
@@ -213,9 +214,8 @@ def random_actions(env: VecEnv, key: jax.Array, mask: jax.Array | None = None) -
         numbers = space.num_actions if isinstance(space, Discrete) else jnp.asarray(space.sizes)
         if mask is not None:
             sizes = (space.num_actions,) if isinstance(space, Discrete) else space.sizes
-            ranks = jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0)
-            parts = jnp.split(ranks, np.cumsum(sizes)[:-1], axis=-1)
-            return jnp.stack([jnp.argmax(part, axis=-1) for part in parts], axis=-1).reshape(shape)
+            uniform = jax.random.uniform(key, mask.shape)
+            return draw_allowed(mask, sizes, uniform, jnp).reshape(shape)
         return jax.random.randint(key, shape, 0, jnp.broadcast_to(numbers, shape))
     low, high = (jnp.broadcast_to(jnp.asarray(bound), shape) for bound in (space.low, space.high))
     return jax.random.uniform(key, shape, jnp.float32, low, high)

@@ -81,21 +81,21 @@ def groups_of(views: Sequence[RunView], aside: Aside = IN_FIGURES) -> list[RunGr
         are runs of one name with other settings. Runs with a seed in common are not in one group,
         where it would count twice.
     """
-    grouped: dict[Any, list[RunGroup]] = {}
+    groups: list[tuple[Any, RunGroup]] = []
     for view, label in zip(views, labels_of(views, aside), strict=True):
         settings = tuple(_counted(view, aside).items()) or view.path
         key = label, _kind(view), settings if aside is SEEDS else ()
-        alike, seeds = grouped.setdefault(key, []), seeds_of(view)
-        for group in alike:
-            if not any(seeds & seeds_of(other) for other in group.views):
-                group.views.append(view)
-                break
+        seeds = seeds_of(view)
+        alike = (
+            group
+            for other, group in groups
+            if other == key and not any(seeds & seeds_of(one) for one in group.views)
+        )
+        if (group := next(alike, None)) is not None:
+            group.views.append(view)
         else:
-            alike.append(RunGroup(label, _kind(view)[0], [view]))
-    return sorted(
-        (group for alike in grouped.values() for group in alike),
-        key=lambda group: next(i for i, view in enumerate(views) if view is group.views[0]),
-    )
+            groups.append((key, RunGroup(label, _kind(view)[0], [view])))
+    return [group for _, group in groups]
 
 
 def seeds_of(view: RunView) -> set[int]:
